@@ -3,7 +3,8 @@
 //! Starts the ranks, each a process of its own on the CPU, one process for each
 //! GPU otherwise, and prints what they measured as nccl-tests does: each size out of
 //! place and in place.
-//! On several hosts it is started once on each, with `--nodes` and `--node`.
+//! On several hosts it is started once on each, with `--nodes` and `--node`; or a launcher starts every rank (torchrun,
+//! mpirun, srun, `pushgate run`), and each of its processes is one rank.
 //! Uses the public API alone.
 
 #![allow(missing_docs)] // a program, not a library
@@ -30,13 +31,16 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
+use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches};
 use data::{Dtype, Op};
+use pushgate::ranks::{Environment, Given};
 use pushgate::settings::{DeviceChoice, ProxyPlace, parse_size};
-use pushgate::{Comm, Context, Error, MAX_RANKS, Settings, explain};
+use pushgate::{Comm, Context, Error, MAX_RANKS, Membership, Settings, explain};
 use rank::Report;
 use rustix::process::{Pid, Signal};
 
@@ -58,6 +62,8 @@ pub enum Form {
 /// What the command line asks for, checked.
 pub struct Options {
     pub ranks: u32,
+    /// This process is one rank, which a launcher started.
+    pub membership: Option<Membership>,
     pub node: u32,
     /// Ranks of this node.
     pub share: Range<u32>,
@@ -101,7 +107,8 @@ fn command() -> clap::Command {
     let command = clap::Command::new("allreduce")
         .about("Allreduce around a ring of ranks, pushed through windows and released by the gate")
         .version(pushgate::VERSION)
-        .arg(arg("ranks", "N", "4", "Ranks, on all nodes together"))
+        .arg(arg("ranks", "N", "4", "Ranks, on all nodes together; a launcher says their number itself"))
+        .arg(option("rank", "This is one rank, the others are started elsewhere; with --ranks").requires("ranks"))
         .arg(arg("nodes", "N", "1", "Hosts that this is started on, with --rendezvous at that of node 0"))
         .arg(arg("node", "I", "0", "Which of them this is; node 0 prints the results"))
         .arg(
@@ -166,8 +173,17 @@ fn options(m: &ArgMatches) -> Result<Options, Error> {
         }
     };
     let ranks = number("ranks", 1, MAX_RANKS)?.expect("has a default");
+    let membership = membership(m, ranks, &settings)?;
+    let ranks = membership.as_ref().map_or(ranks, |found| found.size);
     let nodes = number("nodes", 1, ranks)?.expect("has a default");
     let node = number("node", 0, nodes - 1)?.expect("has a default");
+    if let Some(found) = membership.as_ref().filter(|_| nodes > 1) {
+        return Err(Error::flag(
+            "nodes",
+            nodes,
+            format!("none beside one rank, which {} named", found.launcher),
+        ));
+    }
     if nodes > 1 && settings.rendezvous == "none" {
         let allowed = format!("HOST:PORT of node 0 with nodes = {nodes}");
         return Err(settings.refused("rendezvous", allowed));
@@ -187,6 +203,7 @@ fn options(m: &ArgMatches) -> Result<Options, Error> {
         job,
         late: Duration::from_millis(number("late-ms", 0, 60_000)?.expect("has a default").into()),
         ranks,
+        membership,
         sizes,
         iters: number("iters", 1, 1_000_000)?.expect("has a default"),
         warmup: number("warmup", 0, 1_000_000)?.expect("has a default"),
@@ -211,6 +228,26 @@ fn options(m: &ArgMatches) -> Result<Options, Error> {
             || settings.proxy_socket != Settings::default().proxy_socket,
         settings,
     })
+}
+
+/// Which rank of a launcher's this process is; `None`: it starts ranks itself, or was started so.
+fn membership(m: &ArgMatches, ranks: u32, settings: &Settings) -> Result<Option<Membership>, Error> {
+    if std::env::var_os(ROLE).is_some() {
+        return Ok(None);
+    }
+    let given = m.value_source("ranks") == Some(ValueSource::CommandLine);
+    let rank = flags::number(m, "rank", 0, MAX_RANKS - 1)?;
+    let job = m.get_one::<String>("job").cloned();
+    let flags = Given { rank, ranks: (given && rank.is_some()).then_some(ranks), job };
+    let found = Membership::find(&Environment::of_process(), &flags, settings)?;
+    match found {
+        // A person in a shell that srun started is no rank of a larger job.
+        Some(found) if given && found.size == 1 && ranks > 1 => Ok(None),
+        Some(found) if given && found.size != ranks => {
+            Err(Error::flag("ranks", ranks, format!("{}, as {} says", found.size, found.launcher)))
+        }
+        found => Ok(found),
+    }
 }
 
 /// Ranks of a node: as many as of any other, or one more on the first nodes.
@@ -244,6 +281,7 @@ pub fn main() -> ExitCode {
     };
     let role = std::env::var(ROLE).ok();
     let done = match role.as_deref() {
+        None if options.membership.is_some() => member(&mut options),
         None => parent(&mut options),
         Some("proxy") => proxy(&options).map(|()| ExitCode::SUCCESS),
         Some(role) => child(&options, role).map(|()| ExitCode::SUCCESS),
@@ -320,7 +358,98 @@ fn child(o: &Options, role: &str) -> Result<()> {
     })
 }
 
+// -------------------------------------------------------------------- member
+
+/// Runs the one rank that a launcher started this process for. Rank 0 prints for all.
+fn member(o: &mut Options) -> Result<ExitCode> {
+    let membership = o.membership.clone().expect("it was looked at");
+    if membership.rank == 0 {
+        warn(o);
+    }
+    let mut service = Children(Vec::new());
+    serve(o, &mut service)?;
+    pushgate::proxy::raise_open_files();
+    let o = &*o;
+    let context = Context::builder().settings(o.settings.clone()).for_rank(&membership).build()?;
+    let comm = Comm::join(&context, &membership)?;
+    let results = Mutex::new((Results::new(o)?, Ok(())));
+    let report = |r: Report| {
+        let (results, printed) = &mut *results.lock().unwrap_or_else(PoisonError::into_inner);
+        // Ranks go on without their reader: one that ended alone would be lost to the others.
+        if printed.is_ok() {
+            *printed = results.take(r);
+        }
+    };
+    rank::run(o, &comm, 1, true, &report)?;
+    let (results, printed) = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+    printed?;
+    if membership.rank == 0 {
+        results.finish()?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+// ------------------------------------------------------------------- results
+
+/// Prints what rank 0 reports, as it comes.
+struct Results<'a> {
+    o: &'a Options,
+    bar: indicatif::ProgressBar,
+    lines: Vec<rank::Line>,
+}
+
+impl<'a> Results<'a> {
+    fn new(o: &'a Options) -> Result<Self> {
+        let total = (o.warmup + o.iters) as u64 * (o.sizes.len() * o.places.len()) as u64;
+        let is_first = o.node == 0 && o.membership.as_ref().is_none_or(|found| found.rank == 0);
+        let bar = if std::io::stderr().is_terminal() && o.form == Form::Table && is_first {
+            indicatif::ProgressBar::new(total).with_style(indicatif::ProgressStyle::with_template(
+                "{bar:30} {pos}/{len} iterations {elapsed}",
+            )?)
+        } else {
+            indicatif::ProgressBar::hidden()
+        };
+        Ok(Results { o, bar, lines: Vec::new() })
+    }
+
+    fn take(&mut self, report: Report) -> Result<()> {
+        match report {
+            Report::Why(why) => self.bar.suspend(|| say(&table::header(self.o.form, &why)))?,
+            Report::Step => self.bar.inc(1),
+            Report::Line(line) => {
+                self.bar.suspend(|| say(&table::line(self.o.form, &line)))?;
+                self.lines.push(*line);
+            }
+        }
+        Ok(())
+    }
+
+    /// Prints what stands below the last line.
+    fn finish(self) -> Result<()> {
+        self.bar.finish_and_clear();
+        let (lines, sizes) = (self.lines, self.o.sizes.len());
+        if lines.len() != sizes {
+            bail!("{} of {sizes} sizes were reported", lines.len());
+        }
+        say(&table::footer(self.o.form, &lines))
+    }
+}
+
 // -------------------------------------------------------------------- parent
+
+/// Says which settings have no effect.
+fn warn(o: &Options) {
+    o.settings.without_effect().iter().for_each(|said| eprintln!("allreduce: warning: {said}"));
+}
+
+/// Finds the proxy process that the settings name, or starts one, if the engine is to run in one.
+fn serve(o: &mut Options, service: &mut Children) -> Result<()> {
+    match (o.settings.proxy, o.proxy_runs) {
+        (ProxyPlace::Process, true) => find_proxy(o),
+        (ProxyPlace::Process, false) => start_proxy(o, service),
+        _ => Ok(()),
+    }
+}
 
 /// Processes: one a rank on the CPU, one a GPU otherwise.
 fn processes(o: &Options) -> Result<u32> {
@@ -418,12 +547,8 @@ impl Drop for Children {
 fn parent(o: &mut Options) -> Result<ExitCode> {
     let of = processes(o)?;
     let mut service = Children(Vec::new());
-    o.settings.without_effect().iter().for_each(|said| eprintln!("allreduce: warning: {said}"));
-    match (o.settings.proxy, o.proxy_runs) {
-        (ProxyPlace::Process, true) => find_proxy(o)?,
-        (ProxyPlace::Process, false) => start_proxy(o, &mut service)?,
-        _ => {}
-    }
+    warn(o);
+    serve(o, &mut service)?;
     let o = &*o;
     let (sender, reports) = channel();
     let mut children = Children(Vec::new());
@@ -442,14 +567,8 @@ fn parent(o: &mut Options) -> Result<ExitCode> {
     }
     drop(sender);
 
-    let total = (o.warmup + o.iters) as u64 * (o.sizes.len() * o.places.len()) as u64;
-    let bar = if std::io::stderr().is_terminal() && o.form == Form::Table && o.node == 0 {
-        indicatif::ProgressBar::new(total)
-            .with_style(indicatif::ProgressStyle::with_template("{bar:30} {pos}/{len} iterations {elapsed}")?)
-    } else {
-        indicatif::ProgressBar::hidden()
-    };
-    let mut lines = Vec::new();
+    let mut results = Results::new(o)?;
+    let bar = results.bar.clone();
     let mut failed: Option<Instant> = None;
     let mut code = ExitCode::SUCCESS;
     let who = |index: usize| match of as usize == o.share.len() {
@@ -460,12 +579,7 @@ fn parent(o: &mut Options) -> Result<ExitCode> {
     let mut told = vec![false; of as usize];
     loop {
         match reports.recv_timeout(Duration::from_millis(20)) {
-            Ok(Report::Why(why)) => bar.suspend(|| say(&table::header(o.form, &why)))?,
-            Ok(Report::Step) => bar.inc(1),
-            Ok(Report::Line(line)) => {
-                bar.suspend(|| say(&table::line(o.form, &line)))?;
-                lines.push(line);
-            }
+            Ok(report) => results.take(report)?,
             Err(RecvTimeoutError::Timeout) => {}
             // All pipes are closed: the children have ended or are about to.
             Err(RecvTimeoutError::Disconnected) => std::thread::sleep(Duration::from_millis(5)),
@@ -511,17 +625,13 @@ fn parent(o: &mut Options) -> Result<ExitCode> {
             }
         }
     }
-    for report in reports.iter() {
-        if let Report::Line(line) = report {
-            say(&table::line(o.form, &line))?;
-            lines.push(line);
-        }
-    }
-    bar.finish_and_clear();
+    reports.iter().try_for_each(|report| results.take(report))?;
     if failed.is_some() {
+        bar.finish_and_clear();
         return Ok(code);
     }
     if o.node > 0 {
+        bar.finish_and_clear();
         // Rank 0's node has the results.
         let (first, last) = (o.share.start, o.share.end - 1);
         match first == last {
@@ -529,10 +639,8 @@ fn parent(o: &mut Options) -> Result<ExitCode> {
             true => say(&format!("# node {}: its rank {first} is done\n", o.node))?,
             false => say(&format!("# node {}: its ranks {first} to {last} are done\n", o.node))?,
         }
-    } else if lines.len() != o.sizes.len() {
-        return Err(anyhow!("{} of {} sizes were reported", lines.len(), o.sizes.len()));
     } else {
-        say(&table::footer(o.form, &lines))?;
+        results.finish()?;
     }
     Ok(code)
 }

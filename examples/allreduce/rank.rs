@@ -184,7 +184,7 @@ fn agree(o: &Options, shape: &Shape, comm: &Comm) -> Result<()> {
         let theirs: Vec<(String, String)> = serde_json::from_slice(bytes)?;
         if let Some(((name, mine), (_, theirs))) = mine.iter().zip(&theirs).find(|(m, t)| m.1 != t.1) {
             bail!(
-                "--{name} is {theirs} at rank {rank}, and {mine} at rank {}: give all nodes the same",
+                "--{name} is {theirs} at rank {rank}, and {mine} at rank {}: give all nodes and ranks the same",
                 comm.rank()
             );
         }
@@ -235,9 +235,20 @@ pub fn run(
     let mut host = vec![0u8; most];
     let mut step = 0;
     // One rank of a host counts for its port. Said once: then there is no count to the end.
-    let verbs = context.settings().transport() == Transport::Verbs;
+    let verbs = comm.transport() == Transport::Verbs;
     let unknown = |why: String| eprintln!("allreduce: rank {rank} can't count RNR: {why}");
-    let counts_rnr = verbs && rank == o.share.start;
+    let first = match &o.membership {
+        None => o.share.start,
+        // Where a launcher does not number the ranks of a host, rank 0's host alone is counted.
+        Some(found) => {
+            if found.local_rank.unwrap_or(rank) == 0 {
+                rank
+            } else {
+                u32::MAX
+            }
+        }
+    };
+    let counts_rnr = verbs && rank == first;
     let mut port = if counts_rnr { Rnr::open(context).map_err(unknown).ok() } else { None };
 
     for &bytes in &o.sizes {
@@ -370,7 +381,7 @@ fn line(o: &Options, comm: &Comm, shape: &Shape, bytes: u64, measured: &[Measure
         op: o.op.name().into(),
         device: context.device().into(),
         window: context.settings().window.to_string(),
-        qp: context.settings().transport().to_string(),
+        qp: comm.transport().to_string(),
         proxy: context.proxy_place().into(),
         channels: shape.channels,
         in_place: o.places == [Place::In],

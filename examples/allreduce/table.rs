@@ -75,11 +75,11 @@ pub fn line(form: Form, l: &Line) -> String {
 }
 
 /// What stands below the sizes of a run that has succeeded.
-pub fn footer(form: Form, lines: &[impl AsRef<Line>]) -> String {
+pub fn footer(form: Form, lines: &[Line]) -> String {
     if form != Form::Table {
         return String::new();
     }
-    let lines = || lines.iter().map(AsRef::as_ref);
+    let lines = || lines.iter();
     let wrong: u64 = lines().map(|l| l.wrong).sum();
     let rates: Vec<f64> = lines().flat_map(runs).flatten().map(|(_, _, busbw, _)| busbw).collect();
     let sum = |of: fn(&Line) -> u64| lines().map(of).sum::<u64>();

@@ -37,6 +37,7 @@ const ORDER: &[(&str, &[&str])] = &[
         &[
             "docs/README.md",
             "docs/getting-started.md",
+            "docs/clusters.md",
             "docs/nccl.md",
             "docs/device-api.md",
             "docs/operations.md",

@@ -9,8 +9,9 @@ mod table;
 
 use anyhow::Result;
 use clap::{Arg, ArgAction, ArgMatches, Command};
+use pushgate::ranks::{Environment, Given};
 use pushgate::settings::{ProxyPlace, Transport, parse_size};
-use pushgate::{Error, Settings};
+use pushgate::{Error, Membership, Settings};
 pub use start::ROLE;
 
 /// Counts above this size are the smaller ones ("large message" there).
@@ -99,6 +100,8 @@ pub struct Options {
     pub threads: Option<u32>,
     /// One that runs alone here, its peer elsewhere.
     pub rank: Option<u32>,
+    /// Where that one stands, by `--rank` or by its launcher.
+    pub membership: Option<Membership>,
     pub processes: Option<u32>,
     pub job: Option<String>,
 }
@@ -188,7 +191,10 @@ pub fn run(
 ) -> Option<Result<()>> {
     let kind = Kind::ALL.into_iter().find(|k| k.name() == name)?;
     Some((|| {
-        let options = options(kind, m, settings(m)?)?;
+        let mut options = options(kind, m, settings(m)?)?;
+        if std::env::var_os(ROLE).is_none() {
+            options.membership = membership(&options, &Environment::of_process())?;
+        }
         check(&options)?;
         start::run(&options)
     })())
@@ -243,8 +249,24 @@ fn options(kind: Kind, m: &ArgMatches, mut settings: Settings) -> Result<Options
         rank: number("rank", 0, 1)?.map(|n| n as u32),
         processes: number("processes", 1, 2)?.map(|n| n as u32),
         job: m.get_one::<String>("job").cloned(),
+        membership: None,
         settings,
     })
+}
+
+/// Which of the two ranks this process is; `None`: it runs both.
+fn membership(o: &Options, env: &Environment) -> Result<Option<Membership>, Error> {
+    let job = o.job.clone().or_else(|| o.rank.map(|_| o.kind.name().into()));
+    let given = Given { rank: o.rank, ranks: o.rank.map(|_| 2), job };
+    let found = Membership::find(env, &given, &o.settings)?;
+    match found {
+        // A person in a shell that srun started is no rank of a job of two.
+        Some(found) if found.size == 1 => Ok(None),
+        Some(found) if found.size != 2 => {
+            Err(Error::config("ranks", found.size, format!("2, which {} is to start", found.launcher)))
+        }
+        found => Ok(found),
+    }
 }
 
 /// What can't work is said before anything is started.
@@ -252,7 +274,7 @@ fn check(o: &Options) -> Result<(), Error> {
     o.settings.check()?;
     let alone = o.settings.rendezvous != "none";
     match o.rank {
-        None if alone => {
+        None if alone && o.membership.is_none() => {
             let allowed = "0 at one host and 1 at the other, with a rendezvous";
             return Err(Error::config("rank", "none", allowed));
         }
@@ -260,10 +282,11 @@ fn check(o: &Options) -> Result<(), Error> {
             let allowed = "none without --rendezvous HOST:PORT: both ranks are started here then";
             return Err(Error::flag("rank", rank, allowed));
         }
-        Some(_) if o.processes.is_some() => {
-            return Err(Error::flag("processes", o.processes.expect("it is some"), "none with --rank"));
+        _ if o.processes.is_some() && o.membership.is_some() => {
+            let allowed = "none with --rank, and none where a launcher starts the ranks";
+            return Err(Error::flag("processes", o.processes.expect("it is some"), allowed));
         }
-        None if o.job.is_some() => {
+        None if o.job.is_some() && o.membership.is_none() => {
             return Err(Error::flag("job", o.job.as_deref().expect("it is some"), "none without --rank"));
         }
         _ => {}
@@ -336,6 +359,22 @@ mod tests {
         assert_eq!((o.sizes.clone(), o.counts(1), o.messages), (vec![0, 1, 2, 4], [7, 0], 3));
         assert_eq!(parse(&["osu-bw", "-m", "3K:16K"]).unwrap().sizes, [3072, 6144, 12288]);
         assert_eq!(parse(&["osu-bw", "-m", "4"]).unwrap().sizes, [1, 2, 4]);
+    }
+
+    #[test]
+    fn one_of_two_ranks_that_a_launcher_started_runs_alone() {
+        let ranks = |size: &str| {
+            let names = ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"];
+            Environment::new(names.into_iter().zip(["0", size, size]), 1)
+        };
+        let o = parse(&["osu-bw"]).unwrap();
+        assert_eq!(membership(&o, &ranks("2")).unwrap().map(|m| (m.rank, m.size)), Some((0, 2)));
+        assert_eq!(membership(&o, &ranks("1")).unwrap(), None);
+        let e = membership(&o, &ranks("3")).unwrap_err().to_string();
+        assert_eq!(e, "invalid ranks `3`: expected 2, which Open MPI is to start");
+        let processes = Options { membership: membership(&o, &ranks("2")).unwrap(), processes: Some(2), ..o };
+        let e = check(&processes).unwrap_err().to_string();
+        assert!(e.starts_with("invalid processes `2` (from --processes): expected none with --rank"), "{e}");
     }
 
     #[test]

@@ -347,13 +347,13 @@ pub fn run(o: &Options, comm: &Comm, processes: u32) -> Result<Option<String>> {
     let mut rank = Rank::new(o, comm)?;
     let prints = comm.rank() == 0;
     if prints && !o.json {
-        outln!("{}", table::header(o, comm.context(), processes))?;
+        outln!("{}", table::header(o, comm, processes))?;
     }
     for &bytes in &o.sizes {
         let (ns, wrong) = rank.size(bytes)?;
         if prints {
             let valid = o.validate.then_some(wrong.is_none());
-            outln!("{}", table::line(o, comm.context(), &Line { bytes, ns, valid }))?;
+            outln!("{}", table::line(o, comm, &Line { bytes, ns, valid }))?;
         }
         if wrong.is_some() {
             return Ok(wrong);

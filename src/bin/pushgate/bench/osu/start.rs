@@ -1,5 +1,5 @@
 //! Where the two ranks run: two processes of this host, threads of one, or one here and
-//! one elsewhere.
+//! one elsewhere, as `--rank` or a launcher says.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
@@ -26,10 +26,11 @@ pub fn run(o: &Options) -> Result<()> {
     if let Ok(role) = std::env::var(ROLE) {
         return child(o, &role);
     }
-    if let Some(rank) = o.rank {
-        let job = o.job.as_deref().unwrap_or(o.kind.name());
-        let context = Context::builder().settings(o.settings.clone()).build()?;
-        return verdict(one(o, &context, job, rank, 1)?);
+    if let Some(membership) = &o.membership {
+        let context = Context::builder().settings(o.settings.clone()).for_rank(membership).build()?;
+        let wrong = one(o, &Comm::join(&context, membership)?, 1)?;
+        // Of ranks that a launcher started rank 0 speaks for both.
+        return if membership.rank == 0 || o.rank.is_some() { verdict(wrong) } else { Ok(()) };
     }
     let devices = match (o.settings.device, pushgate::probe_cuda()) {
         (DeviceChoice::Cpu, _) | (DeviceChoice::Auto, Err(_)) => None,
@@ -52,10 +53,9 @@ fn verdict(wrong: Option<String>) -> Result<()> {
     }
 }
 
-/// One rank, whose peer is another process.
-fn one(o: &Options, context: &Context, job: &str, rank: u32, processes: u32) -> Result<Option<String>> {
-    let comm = Comm::connect(context, job, rank, 2)?;
-    let done = rank::run(o, &comm, processes);
+/// Runs one rank. One that fails does not leave its peer waiting.
+fn one(o: &Options, comm: &Comm, processes: u32) -> Result<Option<String>> {
+    let done = rank::run(o, comm, processes);
     if done.is_err() {
         comm.abort();
     }
@@ -67,18 +67,7 @@ fn both(o: &Options) -> Result<()> {
     let context = Context::builder().settings(o.settings.clone()).build()?;
     let comms = Comm::local(&context, 2)?;
     let ended: Vec<Result<Option<String>>> = std::thread::scope(|s| {
-        let ranks: Vec<_> = comms
-            .into_iter()
-            .map(|comm| {
-                s.spawn(move || {
-                    let done = rank::run(o, &comm, 1);
-                    if done.is_err() {
-                        comm.abort();
-                    }
-                    done
-                })
-            })
-            .collect();
+        let ranks: Vec<_> = comms.into_iter().map(|comm| s.spawn(move || one(o, &comm, 1))).collect();
         ranks.into_iter().map(|r| r.join().unwrap_or_else(|_| Err(anyhow!("a rank panicked")))).collect()
     });
     // The cause, before what the other rank made of it.
@@ -114,7 +103,7 @@ fn child(o: &Options, role: &str) -> Result<()> {
         .device_index(rank % of.max(1))
         .share(rank as usize, 2)
         .build()?;
-    let wrong = one(o, &context, &job, rank, 2)?;
+    let wrong = one(o, &Comm::connect(&context, &job, rank, 2)?, 2)?;
     // Rank 0 speaks for both.
     if rank == 0 { verdict(wrong) } else { Ok(()) }
 }

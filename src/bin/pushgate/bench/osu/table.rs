@@ -1,6 +1,6 @@
 //! The table: header and columns as widely known scripts expect them.
 
-use pushgate::Context;
+use pushgate::Comm;
 use serde_json::json;
 
 use super::{Kind, Options};
@@ -41,7 +41,7 @@ fn names(kind: Kind) -> (&'static str, &'static str) {
     }
 }
 
-pub fn header(o: &Options, context: &Context, processes: u32) -> String {
+pub fn header(o: &Options, comm: &Comm, processes: u32) -> String {
     let (test, column) = names(o.kind);
     let s = &o.settings;
     let validation = if o.validate { format!("{:>FIELD$}", "Validation") } else { String::new() };
@@ -51,11 +51,11 @@ pub fn header(o: &Options, context: &Context, processes: u32) -> String {
          # Datatype: bytes.\n\
          {:<SIZE$}{column:>FIELD$}{validation}",
         o.kind.name(),
-        s.transport(),
+        comm.transport(),
         s.window,
         s.window_size >> 10,
-        context.describe(),
-        if o.rank.is_some() { "one rank" } else { "both ranks" },
+        comm.context().describe(),
+        if o.membership.is_some() { "one rank" } else { "both ranks" },
         match processes {
             1 => "this process".into(),
             n => format!("{n} processes of this host"),
@@ -65,7 +65,7 @@ pub fn header(o: &Options, context: &Context, processes: u32) -> String {
     )
 }
 
-pub fn line(o: &Options, context: &Context, line: &Line) -> String {
+pub fn line(o: &Options, comm: &Comm, line: &Line) -> String {
     let value = line.value(o);
     if o.json {
         let [iterations, warmup] = o.counts(line.bytes);
@@ -73,8 +73,8 @@ pub fn line(o: &Options, context: &Context, line: &Line) -> String {
             "bench": o.kind.name(), "bytes": line.bytes, "value": value,
             "unit": if o.kind == Kind::Latency { "us" } else { "MB/s" },
             "valid": line.valid, "iterations": iterations, "warmup": warmup, "messages": o.messages,
-            "buffers": o.buffers(), "qp": o.settings.transport().to_string(), "window": o.settings.window.to_string(),
-            "window_size": o.settings.window_size, "device": context.device(),
+            "buffers": o.buffers(), "qp": comm.transport().to_string(), "window": o.settings.window.to_string(),
+            "window_size": o.settings.window_size, "device": comm.context().device(),
         })
         .to_string();
     }
