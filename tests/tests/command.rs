@@ -600,6 +600,7 @@ fn the_manual_has_a_page_for_every_subcommand() {
         "pushgate-chaos",
         "pushgate-doctor",
         "pushgate-nccl-check",
+        "pushgate-run",
     ] {
         let page =
             fs::read_to_string(pages.join(format!("{name}.1"))).unwrap_or_else(|e| panic!("{name}.1: {e}"));

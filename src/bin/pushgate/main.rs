@@ -18,6 +18,7 @@ mod pages;
 mod probe;
 mod proxy;
 mod report;
+mod run;
 mod signals;
 mod topo;
 
@@ -41,7 +42,7 @@ fn command(completing: bool) -> Command {
         .arg_required_else_help(true)
         .after_help(
             "Settings are flags, PUSHGATE_ variables or keys of /etc/pushgate.toml; `pushgate config` shows them all.\n\
-             Exit status: 0; 2 for a wrong setting or argument; 1 for anything else. `doctor` has its own.",
+             Exit status: 0; 2 for a wrong setting or argument; 1 for anything else. `doctor` and `run` have their own.",
         )
         .subcommand(settings(
             Command::new("proxy").about("Serves programs of this user that run with proxy = process"),
@@ -57,6 +58,7 @@ fn command(completing: bool) -> Command {
         .subcommand(nccl_check::command(settings))
         .subcommand(probe::command(settings))
         .subcommand(report::command(settings))
+        .subcommand(run::command())
         .subcommand(topo::command())
         .subcommand(bench::command(settings))
         .subcommands(pages::commands());
@@ -103,6 +105,7 @@ fn main() -> ExitCode {
             "model" => model::run(m)?,
             "nccl-check" => nccl_check::run(m)?,
             "proxy" => return proxy::run(m, &settings(m)?),
+            "run" => return run::run(m),
             "report" => report::run(m)?,
             "config" => config::run(m)?,
             "devices" => devices(m)?,

@@ -1,5 +1,7 @@
 //! Tests ranks as launchers start them: under mpirun where it is installed, and with the variables of torchrun, MPICH, Slurm
-//! and `pushgate run` set by hand.
+//! and `pushgate run` set by hand. `run.rs` tests `pushgate run` itself.
+
+mod run;
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -64,6 +66,7 @@ impl Run {
             assert!(self.start.elapsed() < 2 * hang(), "it does not end");
             std::thread::sleep(Duration::from_millis(5));
         };
+        // The output is complete when the last process that has it open is gone.
         let [stdout, stderr] = self.output.each_mut().map(|o| o.take().unwrap().join().unwrap());
         Ended { code: status.code(), stdout, stderr }
     }
