@@ -581,6 +581,109 @@ fn config_shows_value_source_and_unit() {
     assert_eq!((&of("ib-mtu")["value"], &of("qp")["unit"]), (&"auto".into(), &Value::Null));
 }
 
+// ------------------------------------------------------------------------------------------- documentation
+
+/// A command of ours in a line of the documentation: the program, its words before the first flag, its flags.
+#[derive(Debug)]
+struct Documented {
+    program: &'static str,
+    words: Vec<String>,
+    flags: Vec<String>,
+}
+
+/// The commands of ours in the fenced blocks of a page, whatever starts them.
+fn documented(page: &str) -> Vec<Documented> {
+    let mut found = Vec::new();
+    let mut inside = false;
+    for line in page.lines() {
+        if line.trim_start().starts_with("```") {
+            inside = !inside;
+            continue;
+        }
+        let words = line.split_whitespace().take_while(|word| !["#", "|", "&&", ";"].contains(word));
+        let words: Vec<&str> = if inside { words.collect() } else { Vec::new() };
+        // The command whose arguments are read.
+        let mut open: Option<Documented> = None;
+        for (at, word) in words.iter().enumerate() {
+            let starts = ["pushgate", "allreduce"].into_iter().find(|name| name == word);
+            let is_program = open.is_none() || words[at - 1] == "--";
+            match (&mut open, starts.filter(|_| is_program)) {
+                (_, Some(program)) => {
+                    found.extend(open.replace(Documented { program, words: vec![], flags: vec![] }));
+                }
+                // What follows is another program's, but for `cargo run --example allreduce -- --flags`.
+                (Some(_), None) if *word == "--" && words[at - 1] != "allreduce" => found.extend(open.take()),
+                (Some(command), None) if word.starts_with('-') && word.len() > 1 && *word != "--" => {
+                    let flag = word.split('=').next().unwrap();
+                    command.flags.push(flag.trim_end_matches(|c: char| !c.is_alphanumeric()).into());
+                }
+                (Some(command), None) if command.flags.is_empty() && *word != "--" => {
+                    command.words.push(word.to_string());
+                }
+                _ => {}
+            }
+        }
+        found.extend(open);
+    }
+    found
+}
+
+#[test]
+fn every_flag_of_a_documented_command_exists() {
+    let root = pushgate_tests::built::root();
+    let Ok(pages) = fs::read_dir(root.join("docs")) else { return skip("this bundle has no documentation") };
+    let pages = pages.flatten().map(|entry| entry.path()).chain([root.join("README.md")]);
+    let mut help: HashMap<(&str, Vec<String>), Vec<String>> = HashMap::new();
+    let mut checked = HashMap::from([("pushgate", 0), ("allreduce", 0)]);
+    for path in pages.filter(|path| path.extension().is_some_and(|extension| extension == "md")) {
+        for command in documented(&fs::read_to_string(&path).unwrap()) {
+            // The subcommand is the longest row of words that has help.
+            let words = (0..=command.words.len().min(2)).rev().map(|n| command.words[..n].to_vec());
+            let flags = words.into_iter().find_map(|words| {
+                let known = help.entry((command.program, words.clone())).or_insert_with(|| {
+                    let ask = |flag| run(program(command.program).args(&words).arg(flag));
+                    let answers = [ask("--help-all"), ask("--help")];
+                    let text = answers
+                        .into_iter()
+                        .find(|(code, ..)| *code == Some(0))
+                        .map_or(String::new(), |a| a.1);
+                    let flag =
+                        |word: &str| word.split(['=', ',', '[', '`', ')', ':']).next().unwrap().to_owned();
+                    text.split_whitespace().filter(|word| word.starts_with('-')).map(flag).collect()
+                });
+                (!known.is_empty()).then(|| known.clone())
+            });
+            let flags = flags.unwrap_or_else(|| panic!("{}: {command:?} has no help", path.display()));
+            for flag in &command.flags {
+                assert!(flags.contains(flag), "{}: {command:?}: no {flag}", path.display());
+                *checked.get_mut(command.program).unwrap() += 1;
+            }
+        }
+    }
+    // The test is of use only if it finds commands.
+    assert!(checked.values().all(|flags| *flags >= 20), "{checked:?}");
+}
+
+#[test]
+fn commands_of_ours_are_found_in_the_documentation() {
+    let page = "pushgate no --block\n```\n$ A=b pushgate run -n 4 --hosts a -- allreduce --size=1M  # --not\n\
+                cargo run --example allreduce -- --ranks 2\nmpirun -x A pushgate bench push --json | b --c\n\
+                apt install pushgates --yes\n```\n";
+    let found: Vec<String> = documented(page)
+        .iter()
+        .map(|c| format!("{} {}: {}", c.program, c.words.join(" "), c.flags.join(" ")))
+        .collect();
+    assert_eq!(
+        found,
+        [
+            "pushgate run: -n --hosts",
+            "allreduce : --size",
+            "allreduce : --ranks",
+            "pushgate bench push: --json"
+        ]
+    );
+}
+
 // --------------------------------------------------------------------------------------- pages and shells
 
 #[test]

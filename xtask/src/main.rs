@@ -47,7 +47,7 @@ struct Cli {
 enum Task {
     /// Run the tests: every step that this machine can run, then a summary.
     Test {
-        /// A skip is a failure too, unless its reason begins with "no GPU" or "no second core".
+        /// A skip is a failure too, unless its reason begins with "no GPU", "no second core" or "no sshd".
         #[arg(long)]
         strict: bool,
         /// Also run the steps that take longer than all others together may.

@@ -40,12 +40,14 @@ pub enum Need {
     Packaging,
     /// What the package and its test need on the system where it is installed.
     Installing,
+    /// A launcher of MPI's, under which tests start ranks.
+    Launcher,
     /// Valgrind's memcheck, for a step of `--full`.
     Valgrind,
 }
 
 /// All needs, in the order in which they are reported.
-pub const ALL: [Need; 14] = [
+pub const ALL: [Need; 15] = [
     Need::Cxx,
     Need::Python,
     Need::Libclang,
@@ -59,6 +61,7 @@ pub const ALL: [Need; 14] = [
     Need::ModuleBuild,
     Need::Packaging,
     Need::Installing,
+    Need::Launcher,
     Need::Valgrind,
 ];
 
@@ -79,6 +82,7 @@ impl Need {
             Need::ModuleBuild => "gcc-12 and make",
             Need::Packaging => "dpkg-deb, dpkg-shlibdeps, strip and lowdown",
             Need::Installing => "dkms, addgroup, udev and man",
+            Need::Launcher => "mpirun",
             Need::Valgrind => "valgrind",
         }
     }
@@ -108,6 +112,7 @@ impl Need {
                 have(&["dkms", "addgroup", "udevadm", "man"])
                     && Path::new("/lib/systemd/systemd-udevd").exists()
             }
+            Need::Launcher => have(&["mpirun"]),
             Need::Valgrind => succeeds("valgrind", &["--version"]),
         }
     }
@@ -127,6 +132,7 @@ impl Need {
             Need::ModuleBuild => Source::Apt(&["gcc-12", "make"]),
             Need::Packaging => Source::Apt(&["dpkg-dev", "binutils", "lowdown"]),
             Need::Installing => Source::Apt(&["dkms", "adduser", "udev", "man-db"]),
+            Need::Launcher => Source::Apt(&["openmpi-bin"]),
             Need::Valgrind => Source::Apt(&["valgrind"]),
         }
     }

@@ -250,7 +250,7 @@ impl Drop for Sshd {
 /// Starts sshd with keys and a configuration of its own. The error says what this host lacks.
 fn sshd(folder: &Path) -> Result<Sshd, String> {
     let sshd = ["/usr/sbin/sshd", "/usr/local/sbin/sshd"].into_iter().find(|path| Path::new(path).exists());
-    let sshd = sshd.ok_or("there is no sshd (Debian: openssh-server)")?;
+    let sshd = sshd.ok_or("it is not installed (Debian: openssh-server)")?;
     for name in ["host", "user"] {
         let mut command = Command::new("ssh-keygen");
         command.args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(folder.join(name)).stdin(Stdio::null());
@@ -259,7 +259,7 @@ fn sshd(folder: &Path) -> Result<Sshd, String> {
     }
     if rustix::process::geteuid().is_root() {
         // Where a service manager makes this folder when it starts sshd.
-        fs::create_dir_all("/run/sshd").map_err(|e| format!("sshd needs /run/sshd: {e}"))?;
+        fs::create_dir_all("/run/sshd").map_err(|e| format!("it needs /run/sshd: {e}"))?;
     }
     fs::copy(folder.join("user.pub"), folder.join("authorized")).unwrap();
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -292,7 +292,7 @@ fn p7_ranks_behind_sshd_run_and_end_with_the_command() {
     let folder = folder("sshd");
     let sshd = match sshd(&folder) {
         Ok(sshd) => sshd,
-        Err(why) => return skip(&why),
+        Err(why) => return skip(&format!("no sshd: {why}")),
     };
     let allreduce = example("allreduce");
     let hosts =
