@@ -437,6 +437,7 @@ fn help_shows_the_settings_that_matter_and_help_all_the_others_apart() {
         ("doctor", &["--ib-dev", "--window"], &["--stuck", "--landing"]),
         ("nccl-check", &["--path", "--qp", "--timeout", "--transports"], &["--slots", "--rendezvous"]),
         ("probe", &["--device"], &["--qp", "--timeout"]),
+        ("ranks", &["--rendezvous", "--timeout", "--join"], &["--landing", "--slots"]),
         ("proxy", &["--proxy-socket", "--stall-report"], &["--qp", "--timeout"]),
         ("config", &["--landing", "--qp"], &[]),
     ] {

@@ -17,6 +17,7 @@ mod output;
 mod pages;
 mod probe;
 mod proxy;
+mod ranks;
 mod report;
 mod run;
 mod signals;
@@ -57,6 +58,7 @@ fn command(completing: bool) -> Command {
         .subcommand(model::command())
         .subcommand(nccl_check::command(settings))
         .subcommand(probe::command(settings))
+        .subcommand(ranks::command(settings))
         .subcommand(report::command(settings))
         .subcommand(run::command())
         .subcommand(topo::command())
@@ -105,6 +107,7 @@ fn main() -> ExitCode {
             "model" => model::run(m)?,
             "nccl-check" => nccl_check::run(m)?,
             "proxy" => return proxy::run(m, &settings(m)?),
+            "ranks" => ranks::run(m)?,
             "run" => return run::run(m),
             "report" => report::run(m)?,
             "config" => config::run(m)?,

@@ -93,8 +93,13 @@ fn is_table(stdout: &str, ranks: u32) {
 
 /// Starts the example as each of several ranks, with variables in which `@` stands for the rank.
 fn by_hand(variables: &str, ranks: u32, arguments: &[&str]) -> Vec<Ended> {
+    each(&example("allreduce"), variables, ranks, arguments)
+}
+
+/// Starts a program as each of several ranks.
+fn each(path: &Path, variables: &str, ranks: u32, arguments: &[&str]) -> Vec<Ended> {
     let start = |rank: u32| {
-        let mut command = program(example("allreduce"));
+        let mut command = program(path);
         for pair in variables.replace('@', &rank.to_string()).split_whitespace() {
             let (name, value) = pair.split_once('=').unwrap();
             command.env(name, value);
@@ -130,6 +135,56 @@ fn processes_with_a_launchers_variables_are_the_ranks_and_rank_0_alone_prints() 
             }
         }
     }
+}
+
+#[test]
+fn ranks_of_several_hosts_meet_where_their_launcher_says() {
+    let _alone = alone();
+    // The launcher's own port is the one before.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    // Not a number that others are likely to take at the same time.
+    let job = std::process::id();
+    for (variables, place) in [
+        (
+            format!(
+                "RANK=@ WORLD_SIZE=3 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT={}",
+                port - 1
+            ),
+            format!("127.0.0.1:{port}"),
+        ),
+        (
+            format!(
+                "SLURM_JOB_ID={job} SLURM_STEP_ID=7 SLURM_PROCID=@ SLURM_NTASKS=3 SLURM_LOCALID=0 SLURM_NODEID=@ \
+             SLURM_STEP_NODELIST=localhost,node[1-2] SLURM_STEP_TASKS_PER_NODE=1(x3)"
+            ),
+            format!("localhost:{}", 23000 + (job * 16 + 7) % 4000),
+        ),
+        (
+            format!(
+                "OMPI_COMM_WORLD_RANK=@ OMPI_COMM_WORLD_SIZE=3 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=1 \
+                 PMIX_NAMESPACE=several PUSHGATE_RENDEZVOUS=127.0.0.1:{port}"
+            ),
+            format!("127.0.0.1:{port}"),
+        ),
+    ] {
+        for (rank, ended) in each(pushgate(), &variables, 3, &["ranks", "--join"]).into_iter().enumerate() {
+            assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{variables}");
+            let lines: Vec<&str> = ended.stdout.lines().collect();
+            assert!(lines[0].ends_with(&format!(", meets at {place}")), "{lines:?}");
+            assert_eq!(lines[1], format!("rank {rank}: all 3 are there, queue pairs would be verbs"));
+        }
+    }
+}
+
+#[test]
+fn a_process_that_no_launcher_started_is_no_rank() {
+    let ended = each(pushgate(), "PUSHGATE_QP=local", 1, &["ranks"]).remove(0);
+    let says = "no rank: no launcher has started this process\n";
+    assert_eq!((ended.code, ended.stdout.as_str(), ended.stderr.as_str()), (Some(0), says, ""));
+    let ended = each(pushgate(), "", 1, &["ranks", "--join"]).remove(0);
+    assert_eq!((ended.code, ended.stdout.as_str()), (Some(2), says));
+    let says = "pushgate: invalid launcher `none`: expected pushgate run, torchrun, mpirun or srun";
+    assert!(ended.stderr.starts_with(says), "{}", ended.stderr);
 }
 
 #[test]

@@ -195,6 +195,28 @@ fn ranks_of_several_hosts_are_told_everything_and_arguments_tell_no_secret() {
 }
 
 #[test]
+fn ranks_of_several_hosts_meet_at_the_first_one() {
+    let _alone = alone();
+    let folder = folder("meet");
+    let ssh = stand_in(&folder);
+    let words = ["--ssh", ssh.to_str().unwrap(), "--hosts", "127.0.0.1:2,localhost", "--"];
+    let ended = run(&[&words[..], &[pushgate().to_str().unwrap(), "ranks", "--join"]].concat());
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
+    let said = sorted(&ended.stdout);
+    for (rank, lines) in said.chunks(2).enumerate() {
+        let here = ["0 of 2", "1 of 2", "0 of 1"][rank];
+        let start = format!("[{rank}] rank {rank} of 3 ({here} here), by pushgate run, job run-");
+        assert!(
+            lines[0].starts_with(&start) && lines[0].contains(", meets at 127.0.0.1:2"),
+            "{}",
+            ended.stdout
+        );
+        assert_eq!(lines[1], format!("[{rank}] rank {rank}: all 3 are there, queue pairs would be verbs"));
+    }
+    assert_eq!(said.len(), 6);
+}
+
+#[test]
 fn a_host_that_can_not_be_reached_is_named() {
     let _alone = alone();
     let folder = folder("unreachable");
