@@ -35,6 +35,8 @@ pub struct ContextBuilder {
     device_index: u32,
     engine_index: usize,
     engines: usize,
+    /// Where the launcher says that ranks of several hosts meet.
+    rendezvous: Option<String>,
 }
 
 impl ContextBuilder {
@@ -58,21 +60,26 @@ impl ContextBuilder {
     }
 
     /// Chooses the GPU and the core of the proxy thread by this rank's number among the ranks of its host. With more ranks
-    /// than GPUs several ranks share one.
-    pub fn for_rank(self, membership: &Membership) -> Self {
+    /// than GPUs several ranks share one. Where the launcher says that ranks of several hosts meet, the setting `rendezvous`
+    /// says so too.
+    pub fn for_rank(mut self, membership: &Membership) -> Self {
         let is_cpu = self.settings.as_ref().is_some_and(|s| s.device == DeviceChoice::Cpu);
         // Without a driver there is no GPU to choose, and an error of it comes with `build`.
         let devices = if is_cpu { 0 } else { probe().map_or(0, |found| found.devices) };
         let (index, of) = (membership.local_rank.unwrap_or(0), membership.local_size.unwrap_or(1));
+        self.rendezvous = membership.rendezvous.clone();
         self.device_index(membership.device_index(devices)).share(index as usize, of as usize)
     }
 
     /// Opens the device and starts the engine, or joins the proxy process.
     pub fn build(self) -> Result<Context> {
-        let settings = match self.settings {
+        let mut settings = match self.settings {
             Some(s) => s,
             None => Settings::load()?,
         };
+        if let Some(place) = self.rendezvous.filter(|_| settings.rendezvous == "none") {
+            settings.rendezvous = place;
+        }
         // Before the settings open anything. Code that has a context need not check them again.
         settings.check()?;
         let (executor, why) = choose_at(settings.device, self.device_index)?;

@@ -490,6 +490,22 @@ fn ranks_that_a_launcher_started_meet_where_it_says() {
 }
 
 #[test]
+fn a_context_for_a_rank_of_several_hosts_has_its_launchers_rendezvous() {
+    let several = "RANK=@ WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=10.0.0.1 MASTER_PORT=7000";
+    let one = "RANK=@ WORLD_SIZE=2 LOCAL_RANK=@ LOCAL_WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=7000";
+    let built = |variables, set: &str| {
+        let mut settings = context(hang()).settings().clone();
+        settings.set("rendezvous", set).unwrap();
+        let built =
+            Context::builder().settings(settings).for_rank(&membership(variables, 1)).build().unwrap();
+        (built.settings().rendezvous.clone(), built.settings().transport())
+    };
+    assert_eq!(built(several, "none"), ("10.0.0.1:7001".into(), Transport::Verbs));
+    assert_eq!(built(several, "node0:5"), ("node0:5".into(), Transport::Verbs));
+    assert_eq!(built(one, "none"), ("none".into(), Transport::Local));
+}
+
+#[test]
 fn a_rank_alone_joins_without_any_other_process() {
     let membership = membership("PUSHGATE_RANK=@ PUSHGATE_RANKS=1", 0);
     let context = context(hang());

@@ -141,7 +141,7 @@ fn command() -> clap::Command {
 fn options(m: &ArgMatches) -> Result<Options, Error> {
     let text = |name: &str| m.get_one::<String>(name).map(String::as_str);
     let number = |name, min, max| flags::number(m, name, min, max);
-    let settings = flags::load(m)?;
+    let mut settings = flags::load(m)?;
     let dtype = text("dtype").expect("has a default");
     let dtype = Dtype::parse(dtype).ok_or_else(|| Error::flag("dtype", dtype, Dtype::ALL))?;
     let op = text("op").expect("has a default");
@@ -175,6 +175,9 @@ fn options(m: &ArgMatches) -> Result<Options, Error> {
     let ranks = number("ranks", 1, MAX_RANKS)?.expect("has a default");
     let membership = membership(m, ranks, &settings)?;
     let ranks = membership.as_ref().map_or(ranks, |found| found.size);
+    if let Some(place) = membership.as_ref().and_then(|found| found.rendezvous.as_ref()) {
+        settings.rendezvous.clone_from(place);
+    }
     let nodes = number("nodes", 1, ranks)?.expect("has a default");
     let node = number("node", 0, nodes - 1)?.expect("has a default");
     if let Some(found) = membership.as_ref().filter(|_| nodes > 1) {

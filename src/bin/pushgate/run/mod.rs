@@ -30,8 +30,6 @@ const OWN: [&str; 5] =
     ["PUSHGATE_RANK", "PUSHGATE_RANKS", "PUSHGATE_LOCAL_RANK", "PUSHGATE_LOCAL_RANKS", "PUSHGATE_JOB"];
 /// The first port of those that a run meets at if none is named, and how many there are.
 const PORTS: [u16; 2] = [23000, 4000];
-/// How long the output of ranks that have ended may stay open, because something that they started has it.
-const OUTPUT: Duration = Duration::from_secs(2);
 
 pub fn command() -> Command {
     let arg = |name: &'static str, value: &'static str, help: &'static str| {
@@ -164,12 +162,7 @@ fn supervise(ranks: &mut [Rank], said: &Receiver<OutputError>) -> Result<ExitCod
             }
         }
     }
-    let until = Instant::now() + OUTPUT;
-    while output.is_none()
-        && let Ok(error) = said.recv_timeout(until.saturating_duration_since(Instant::now()))
-    {
-        output = Some(error);
-    }
+    let output = output.or_else(|| said.try_recv().ok());
     match (signals::caught(), output) {
         (Some(number), _) => Ok(ExitCode::from(exit::of_signal(number))),
         (None, Some(error)) if failed.is_none() => Err(error.into()),

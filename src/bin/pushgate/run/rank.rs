@@ -4,6 +4,8 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::Sender;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 
@@ -13,6 +15,8 @@ use crate::output::OutputError;
 
 /// The longest piece of a rank's output that is printed at once. A longer line is cut into such pieces.
 const LONGEST: u64 = 64 << 10;
+/// How long the output of a rank that has ended may stay open, because something that it started has it.
+const OUTPUT: Duration = Duration::from_secs(2);
 /// What ssh exits with if it fails itself.
 const SSH_FAILED: i32 = 255;
 
@@ -48,7 +52,9 @@ pub struct Rank {
     /// What the shell watches.
     lifeline: Option<ChildStdin>,
     host: Option<Host>,
-    status: Option<ExitStatus>,
+    status: Option<(ExitStatus, Instant)>,
+    /// The threads that print what it says.
+    printing: [JoinHandle<()>; 2],
 }
 
 impl Rank {
@@ -67,26 +73,30 @@ impl Rank {
         let mut lifeline = child.stdin.take().expect("it is piped");
         let (out, err) =
             (child.stdout.take().expect("it is piped"), child.stderr.take().expect("it is piped"));
-        let rank = Rank { child, lifeline: None, host, status: None };
         let (prefix, other) = (prefix.unwrap_or_default(), failed.clone());
         let theirs = prefix.clone();
-        std::thread::spawn(move || forward(out, &theirs, &mut std::io::stdout(), &other));
-        std::thread::spawn(move || forward(err, &prefix, &mut std::io::stderr(), &failed));
+        let printing = [
+            std::thread::spawn(move || forward(out, &theirs, &mut std::io::stdout(), &other)),
+            std::thread::spawn(move || forward(err, &prefix, &mut std::io::stderr(), &failed)),
+        ];
         // A shell that has ended already says itself why.
         match lifeline.write_all(script).and_then(|()| lifeline.flush()) {
             Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
                 Err(e).context("telling a shell what to run")
             }
-            _ => Ok(Rank { lifeline: Some(lifeline), ..rank }),
+            _ => Ok(Rank { child, lifeline: Some(lifeline), host, status: None, printing }),
         }
     }
 
-    /// How it has ended; `None` while it runs.
+    /// How it has ended; `None` while it runs, and until what it said is printed.
     pub fn ended(&mut self) -> Result<Option<Ended>> {
         if self.status.is_none() {
-            self.status = self.child.try_wait().context("waiting for a rank")?;
+            let status = self.child.try_wait().context("waiting for a rank")?;
+            self.status = status.map(|status| (status, Instant::now()));
         }
-        Ok(self.status.map(|status| self.told(status)))
+        let Some((status, since)) = self.status else { return Ok(None) };
+        let printed = self.printing.iter().all(JoinHandle::is_finished) || since.elapsed() > OUTPUT;
+        Ok(printed.then(|| self.told(status)))
     }
 
     fn told(&self, status: ExitStatus) -> Ended {

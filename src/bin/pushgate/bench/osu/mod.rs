@@ -194,6 +194,9 @@ pub fn run(
         let mut options = options(kind, m, settings(m)?)?;
         if std::env::var_os(ROLE).is_none() {
             options.membership = membership(&options, &Environment::of_process())?;
+            if let Some(place) = options.membership.as_ref().and_then(|found| found.rendezvous.as_ref()) {
+                options.settings.rendezvous.clone_from(place);
+            }
         }
         check(&options)?;
         start::run(&options)
