@@ -125,6 +125,20 @@ fn p7_a_signal_or_the_end_of_the_command_ends_all_ranks() {
 }
 
 #[test]
+fn p7_what_a_rank_started_ends_with_it_when_the_command_ends_the_rank() {
+    let _alone = alone();
+    let folder = folder("started");
+    // SIGTERM ends the rank and not what it started.
+    let script =
+        format!("(trap '' TERM; {}) & wait", sleeps(&folder).replace("$$", "$(exec sh -c 'echo $PPID')"));
+    let run = Run::start(&mut started(&["--", "sh", "-c", &script]));
+    let ranks = processes(&folder, 1);
+    kill_process(Pid::from_child(&run.child), Signal::TERM).unwrap();
+    assert_eq!(run.end().code, Some(143));
+    are_gone(&ranks);
+}
+
+#[test]
 fn a_reader_that_has_gone_ends_all_ranks_quietly() {
     let _alone = alone();
     let (reader, writer) = std::io::pipe().unwrap();

@@ -33,7 +33,8 @@ pub fn script(folder: &OsStr, variables: &[(OsString, OsString)], program: &[OsS
         quote(&mut text, argument);
     }
     // In a process group of its own, so that what the program started ends with it. The group is there a moment after the
-    // process. What the shell itself says of signals is left out.
+    // process. What the shell itself says of signals is left out. Once the lifeline is closed the watch outlives the
+    // rank, for what the rank started and SIGTERM did not end.
     let wait = format!(
         "
 exec 4>&2 2>/dev/null
@@ -44,6 +45,7 @@ else
 fi
 {{
   while read -r line; do :; done
+  trap '' TERM
   kill -s TERM -- \"$group\" || kill -s TERM -- \"$rank\"
   sleep {}
   kill -s KILL -- \"$group\"
