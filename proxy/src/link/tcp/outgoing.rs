@@ -222,11 +222,9 @@ impl Outgoing {
     #[inline]
     pub fn settle(&mut self, stream: usize, settled: u64) {
         let stream = &mut self.streams[stream];
-        while stream.gone > 0
-            && let Some(frame) = stream.frames.pop_front_if(|frame| frame.end <= settled)
-        {
+        while stream.gone > 0 && stream.frames.front().is_some_and(|frame| frame.end <= settled) {
             stream.gone -= 1;
-            if let Some(message) = frame.message {
+            if let Some(message) = stream.frames.pop_front().and_then(|frame| frame.message) {
                 self.frames_of[message as usize & (self.frames_of.len() - 1)] -= 1;
             }
         }

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use super::sockets::{Finish, Readiness, Sockets};
@@ -23,10 +23,20 @@ pub enum Io {
 
 /// Makes the wires of a host.
 pub struct Wires {
-    /// The ring of the engine that drives the links; `None`: plain sockets.
-    ring: Option<Arc<Ring>>,
+    /// The rings of the engines that drive the links; `None`: plain sockets. Asked when a link is made.
+    rings: Option<Mutex<Rings>>,
+    /// One thread drives the links of an engine.
+    one_thread: bool,
     /// Nothing else will do.
     only: bool,
+}
+
+/// The rings of engines. Two engines can't share one: one would read what the other sleeps for.
+struct Rings {
+    /// For the first engine that asks.
+    spare: Option<Arc<Ring>>,
+    /// By what each engine asks.
+    of: Vec<(Weak<Readiness>, Arc<Ring>)>,
 }
 
 /// What the transfer moves each way in a turn: long sends, and short ones to and fro.
@@ -45,14 +55,22 @@ const FASTER: u32 = 95;
 impl Wires {
     /// Makes the choice, and says so in the log. `one_thread`: one thread drives the links.
     pub fn choose(io: Io, one_thread: bool) -> Result<Wires, RingError> {
-        Self::choose_from(io, || Ring::open(one_thread))
+        Self::choose_from(io, one_thread, || Ring::open(one_thread))
     }
 
-    fn choose_from(io: Io, open: impl FnOnce() -> Result<Arc<Ring>, RingError>) -> Result<Wires, RingError> {
-        let sockets = Wires { ring: None, only: false };
+    fn choose_from(
+        io: Io,
+        one_thread: bool,
+        open: impl FnOnce() -> Result<Arc<Ring>, RingError>,
+    ) -> Result<Wires, RingError> {
+        let sockets = Wires { rings: None, one_thread, only: false };
+        let over = |ring, only| {
+            let rings = Rings { spare: Some(ring), of: Vec::new() };
+            Wires { rings: Some(Mutex::new(rings)), one_thread, only }
+        };
         match io {
             Io::Socket => Ok(sockets),
-            Io::Uring => Ok(Wires { ring: Some(open()?), only: true }),
+            Io::Uring => Ok(over(open()?, true)),
             Io::Auto => {
                 let ring = match open() {
                     Ok(ring) => ring,
@@ -69,7 +87,7 @@ impl Wires {
                             "links over TCP use {chosen}: a transfer over loopback took {uring:?} with io_uring and \
                              {socket:?} with plain sockets"
                         );
-                        Ok(if faster { Wires { ring: Some(ring), only: false } } else { sockets })
+                        Ok(if faster { over(ring, false) } else { sockets })
                     }
                     Err(e) => {
                         tracing::info!("links over TCP use plain sockets: comparing them with io_uring: {e}");
@@ -87,16 +105,37 @@ impl Wires {
         mut finish: Finish,
         readiness: &Arc<Readiness>,
     ) -> io::Result<Box<dyn Wire>> {
-        let Some(ring) = &self.ring else { return Ok(Box::new(Sockets::new(streams, finish, readiness))) };
-        if !ring.has_room(streams.len()) && !self.only {
+        let ring = self.ring(readiness).transpose();
+        let ring = match ring {
+            Err(e) if self.only => return Err(io::Error::other(e)),
+            ring => ring.ok().flatten(),
+        };
+        let Some(ring) = ring.filter(|ring| self.only || ring.has_room(streams.len())) else {
             return Ok(Box::new(Sockets::new(streams, finish, readiness)));
-        }
+        };
         let sockets = streams.into_iter().map(Stream::into_plain).collect::<io::Result<_>>()?;
         let finish = Box::new(move |sockets: Vec<TcpStream>| {
             // A socket that can't be set is closed at once.
             finish(sockets.into_iter().filter_map(|socket| Stream::plain(socket).ok()).collect())
         });
-        Ok(Box::new(Uring::new(ring, sockets, finish)?))
+        Ok(Box::new(Uring::new(&ring, sockets, finish)?))
+    }
+
+    /// The ring of the engine that asks `readiness`; `None`: plain sockets.
+    fn ring(&self, readiness: &Arc<Readiness>) -> Option<Result<Arc<Ring>, RingError>> {
+        // A panic leaves the list whole.
+        let mut rings = self.rings.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
+        rings.of.retain(|(engine, _)| engine.strong_count() > 0);
+        let found = rings.of.iter().find(|(engine, _)| engine.as_ptr() == Arc::as_ptr(readiness));
+        if let Some((_, ring)) = found {
+            return Some(Ok(ring.clone()));
+        }
+        let ring = match rings.spare.take().map_or_else(|| Ring::open(self.one_thread), Ok) {
+            Ok(ring) => ring,
+            Err(e) => return Some(Err(e)),
+        };
+        rings.of.push((Arc::downgrade(readiness), ring.clone()));
+        Some(Ok(ring))
     }
 }
 

@@ -17,8 +17,6 @@ use rustix::io::Errno;
 
 use self::ring::{OpId, Outcome, Queues};
 pub use self::ring::{Ring, RingError};
-use super::frame::MOST_HEAD;
-
 use super::wire::{MOST_PIECES, Piece, Wire};
 
 /// From so many bytes on a send asks the kernel to send without a copy. Below that a copy is cheaper than to pin pages and
@@ -88,13 +86,9 @@ struct Unsettled {
     /// Where it begins in the stream.
     from: u64,
     bytes: u64,
-    heads: Box<Heads>,
     /// The kernel reads it no more.
     over: bool,
 }
-
-/// Copies of pieces so short that they may be headers, which the caller keeps for no longer than until they are taken.
-type Heads = [[u8; MOST_HEAD]; MOST_PIECES];
 
 /// What is under way on one stream.
 struct Stream {
@@ -122,7 +116,7 @@ struct Stream {
     uncopied: bool,
     unsettled: VecDeque<Unsettled>,
     /// What sends without a copy take; there are [`NOTICES`] of them in all.
-    free: Vec<(OpId, Box<Heads>)>,
+    free: Vec<OpId>,
 }
 
 /// Streams over a ring of io_uring, which the links of an engine share.
@@ -179,7 +173,7 @@ impl Uring {
                 copied: 0,
                 uncopied: false,
                 unsettled: VecDeque::with_capacity(NOTICES),
-                free: (0..NOTICES).map(|_| (queues.add_op(), Box::new([[0; _]; _]))).collect(),
+                free: (0..NOTICES).map(|_| queues.add_op()).collect(),
             });
         }
         Ok(wire)
@@ -207,6 +201,7 @@ impl Uring {
         }
         let _ = queues.flush();
         let _ = queues.look();
+        let _ = queues.wake();
         self.streams.iter().all(|stream| stream.ops().all(|op| !queues.is_busy(op)))
     }
 }
@@ -215,7 +210,7 @@ impl Stream {
     /// All operations of the stream.
     fn ops(&self) -> impl Iterator<Item = OpId> {
         let unsettled = self.unsettled.iter().map(|u| u.op);
-        [self.receive, self.send].into_iter().chain(unsettled).chain(self.free.iter().map(|(op, _)| *op))
+        [self.receive, self.send].into_iter().chain(unsettled).chain(self.free.iter().copied())
     }
 
     /// Takes what came of an operation that is under way; has it go out before, if it has not yet.
@@ -245,27 +240,14 @@ impl Stream {
         self.out.set(pieces);
         if self.zero_copy
             && bytes >= ZERO_COPY
-            && let Some((op, mut heads)) = self.free.pop()
+            && let Some(op) = self.free.pop()
         {
-            for (piece, head) in self.out.pieces[..pieces.len()].iter_mut().zip(&mut *heads) {
-                if piece.bytes <= MOST_HEAD {
-                    // SAFETY: the piece is mapped for reading, as our caller promises, and the copy is our own.
-                    unsafe {
-                        std::ptr::copy_nonoverlapping(
-                            piece.address as *const u8,
-                            head.as_mut_ptr(),
-                            piece.bytes,
-                        )
-                    };
-                    piece.address = head.as_ptr() as usize;
-                }
-            }
             let message = from_ref(&self.out.message).cast();
             let entry = opcode::SendMsgZc::new(file, message).flags(NO_SIGNAL).ioprio(REPORT_USAGE).build();
-            self.unsettled.push_back(Unsettled { op, from: self.sent, bytes: 0, heads, over: false });
+            self.unsettled.push_back(Unsettled { op, from: self.sent, bytes: 0, over: false });
             self.sending = Some(op);
-            // SAFETY: message and pieces do not move, and are not set before this has a result. Payload stays until it is
-            // settled, as our caller promises, and the copies of headers stay with `unsettled`.
+            // SAFETY: message and pieces do not move, and are not set before this has a result. The bytes stay until
+            // they are settled, as our caller promises.
             return unsafe { self.begin(op, entry, queues) };
         }
         self.sending = Some(self.send);
@@ -367,7 +349,7 @@ impl Stream {
         }
         while self.unsettled.front().is_some_and(|first| first.over) {
             let first = self.unsettled.pop_front().expect("there is one");
-            self.free.push((first.op, first.heads));
+            self.free.push(first.op);
         }
     }
 }

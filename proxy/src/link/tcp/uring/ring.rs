@@ -344,6 +344,17 @@ impl Queues {
         Ok(())
     }
 
+    /// Wakes the engine, if anything has come that was not taken. Behind [`Queues::look`] on a thread that is not the
+    /// engine's: what was read there can't wake an engine any more that sleeps.
+    pub fn wake(&mut self) -> io::Result<()> {
+        if self.unclaimed == 0 {
+            return Ok(());
+        }
+        // SAFETY: it names no memory.
+        unsafe { self.push(opcode::Nop::new().build().user_data(NOBODY)) }?;
+        self.flush()
+    }
+
     /// Takes what came of an operation, if it has completed.
     #[inline]
     pub fn take(&mut self, op: OpId) -> Option<Outcome> {

@@ -15,16 +15,21 @@ struct End {
     finished: Receiver<Vec<Stream>>,
 }
 
-/// A wire whose engine has no other one.
-fn made(wires: &Wires, sockets: Vec<TcpStream>, finish: Finish) -> Box<dyn Wire> {
+/// A wire of the engine that asks `readiness`.
+fn made(wires: &Wires, readiness: &Arc<Readiness>, sockets: Vec<TcpStream>, finish: Finish) -> Box<dyn Wire> {
     let streams = sockets.into_iter().map(|socket| Stream::plain(socket).unwrap()).collect();
-    wires.wire(streams, finish, &Readiness::new().unwrap()).unwrap()
+    wires.wire(streams, finish, readiness).unwrap()
 }
 
+/// A wire whose engine has no other one.
 fn end(wires: &Wires, streams: usize) -> End {
+    end_of(wires, &Readiness::new().unwrap(), streams)
+}
+
+fn end_of(wires: &Wires, readiness: &Arc<Readiness>, streams: usize) -> End {
     let (own, peers): (Vec<_>, Vec<_>) = (0..streams).map(|_| loopback().unwrap()).unzip();
     let (to, finished) = channel();
-    let wire = made(wires, own, Box::new(move |streams| to.send(streams).unwrap()));
+    let wire = made(wires, readiness, own, Box::new(move |streams| to.send(streams).unwrap()));
     End { wire, peers, finished }
 }
 
@@ -90,7 +95,9 @@ impl Memory {
 struct Way {
     stream: usize,
     from: Memory,
+    /// Headers, by their numbers, with the end of each in the stream.
     heads: Memory,
+    ends: Vec<u64>,
     to: Memory,
     pieces: Vec<Piece>,
     /// Bytes that pieces were made of, those that were sent, and those that have come.
@@ -100,17 +107,29 @@ struct Way {
     into: Option<Vec<Piece>>,
 }
 
+/// Headers of a way that the wire may still read.
+const HEADS: usize = 4;
 /// Bytes of memory of a way.
 const ROOM: usize = 512 << 10;
 
 impl Way {
     fn new(stream: usize) -> Self {
-        let (from, heads, to) = (Memory::new(ROOM), Memory::new(96), Memory::new(ROOM));
-        Way { stream, from, heads, to, pieces: Vec::new(), filled: 0, sent: 0, received: 0, into: None }
+        let (from, heads, to) = (Memory::new(ROOM), Memory::new(96 * HEADS), Memory::new(ROOM));
+        Way {
+            stream,
+            from,
+            heads,
+            ends: vec![0; HEADS],
+            to,
+            pieces: Vec::new(),
+            filled: 0,
+            sent: 0,
+            received: 0,
+            into: None,
+        }
     }
 
-    /// A header, which goes as soon as it was taken, and payload, which goes when it is settled; the next ones go to
-    /// where the wire reads no more.
+    /// A few bytes apart, as a header, and payload; they go to where the wire reads no more.
     fn fill(&mut self, wire: &dyn Wire, numbers: &mut Numbers, all: u64) {
         if !self.pieces.is_empty() || self.filled == all {
             return;
@@ -118,12 +137,15 @@ impl Way {
         let room = (ROOM as u64 - (self.filled - wire.settled(self.stream))) as usize;
         let longest = [100, 9_000, 300_000][numbers.below(3)];
         let bytes = (1 + numbers.below(longest)).min(room).min((all - self.filled) as usize);
-        let head = numbers.below(97).min(bytes);
-        for i in 0..head {
-            self.heads.set(i, byte(self.stream, self.filled + i as u64));
-        }
-        if head > 0 {
-            self.pieces.push(self.heads.piece(0, head));
+        let mut head = numbers.below(97).min(bytes);
+        match self.ends.iter().position(|end| *end <= wire.settled(self.stream)) {
+            Some(at) if head > 0 => {
+                (0..head)
+                    .for_each(|i| self.heads.set(at * 96 + i, byte(self.stream, self.filled + i as u64)));
+                self.pieces.push(self.heads.piece(at * 96, head));
+                self.ends[at] = self.filled + head as u64;
+            }
+            _ => head = 0,
         }
         let mut done = head;
         while done < bytes {
@@ -144,8 +166,7 @@ impl Way {
         if self.pieces.is_empty() {
             return;
         }
-        // SAFETY: the memory stays until the wire has stopped, and is written again only when it is settled; headers,
-        // which the wire may keep no longer than until it has taken them, when they are taken.
+        // SAFETY: the memory stays until the wire has stopped, and is written again only when it is settled.
         let mut taken = unsafe { wire.send(self.stream, &self.pieces) }.unwrap();
         self.sent += taken as u64;
         while let Some(first) = self.pieces.first_mut() {
@@ -190,8 +211,8 @@ fn bytes_of_two_streams_arrive_in_order_out_of_any_pieces() {
         let pairs: Vec<_> = (0..2).map(|_| loopback().unwrap()).collect();
         let (left, right): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
         left.iter().chain(&right).for_each(|socket| socket.set_nonblocking(true).unwrap());
-        let mut left = made(wires, left, Box::new(|_| {}));
-        let mut right = made(wires, right, Box::new(|_| {}));
+        let mut left = made(wires, &Readiness::new().unwrap(), left, Box::new(|_| {}));
+        let mut right = made(wires, &Readiness::new().unwrap(), right, Box::new(|_| {}));
         let mut numbers = Numbers(7);
         until(|| {
             for way in &mut ways {
@@ -406,7 +427,8 @@ fn a_sleeper_is_woken_by_room() {
 #[test]
 fn what_comes_for_a_link_that_has_looked_keeps_the_engine_awake_when_another_link_has_read_it() {
     over_both(|wires| {
-        let (mut a, mut b) = (end(wires, 1), end(wires, 1));
+        let readiness = Readiness::new().unwrap();
+        let (mut a, mut b) = (end_of(wires, &readiness, 1), end_of(wires, &readiness, 1));
         let memory = Memory::new(64);
         let receive = |wire: &mut dyn Wire, at: usize| {
             // SAFETY: the memory stays until the wires have stopped.
@@ -426,6 +448,30 @@ fn what_comes_for_a_link_that_has_looked_keeps_the_engine_awake_when_another_lin
         assert!(awake || ready(&*a.wire, 0), "the engine would sleep on a message");
         until(|| receive(&mut *a.wire, 0) == 1);
         until(|| a.wire.stopped() & b.wire.stopped());
+    });
+}
+
+#[test]
+fn what_comes_for_a_link_of_an_engine_that_sleeps_wakes_it_although_another_link_ends_meanwhile() {
+    over_both(|wires| {
+        let readiness = Readiness::new().unwrap();
+        let (mut a, mut b) = (end_of(wires, &readiness, 1), end_of(wires, &readiness, 1));
+        let memory = Memory::new(64);
+        let receive = |wire: &mut dyn Wire, at: usize| {
+            // SAFETY: the memory stays until the wires have stopped.
+            unsafe { wire.receive(0, &[memory.piece(at, 32)]) }.unwrap()
+        };
+        until(|| {
+            assert_eq!(receive(&mut *b.wire, 32) + receive(&mut *a.wire, 0), 0);
+            a.wire.submit().unwrap();
+            !a.wire.prepare_sleep(&|_| false)
+        });
+        a.peers[0].write_all(&[1]).unwrap();
+        // As a program does whose set-up has failed, on a thread of its own.
+        until(|| b.wire.stopped());
+        assert!(ready(&*a.wire, hang_ms()), "the engine sleeps on a message");
+        until(|| receive(&mut *a.wire, 0) == 1);
+        until(|| a.wire.stopped());
     });
 }
 
@@ -479,12 +525,25 @@ fn a_wire_that_is_dropped_in_mid_flight_touches_its_memory_no_more() {
 #[test]
 fn where_io_uring_is_not_allowed_auto_takes_sockets_and_io_uring_is_refused() {
     let refused = || Err(RingError::Denied("the sysctl kernel.io_uring_disabled is 2"));
-    let wires = Wires::choose_from(Io::Auto, refused).unwrap();
+    let wires = Wires::choose_from(Io::Auto, true, refused).unwrap();
     assert_eq!(end(&wires, 1).wire.name(), "sockets");
-    let why = Wires::choose_from(Io::Uring, refused).err().unwrap().to_string();
+    let why = Wires::choose_from(Io::Uring, true, refused).err().unwrap().to_string();
     assert!(why.contains("kernel.io_uring_disabled is 2") && why.contains("set `tcp-io` to socket"), "{why}");
-    let wires = Wires::choose_from(Io::Socket, || panic!("no ring is asked for")).unwrap();
+    let wires = Wires::choose_from(Io::Socket, true, || panic!("no ring is asked for")).unwrap();
     assert_eq!(end(&wires, 1).wire.name(), "sockets");
+}
+
+#[test]
+fn each_engine_has_a_ring_of_its_own_and_its_links_share_it() {
+    let Ok(wires) = Wires::choose(Io::Uring, true) else { return eprintln!("not run over io_uring") };
+    let engines = [0, 1].map(|_| Readiness::new().unwrap());
+    let ring = |engine: usize| wires.ring(&engines[engine]).unwrap().unwrap();
+    assert!(Arc::ptr_eq(&ring(0), &ring(0)) && Arc::ptr_eq(&ring(1), &ring(1)));
+    assert!(!Arc::ptr_eq(&ring(0), &ring(1)));
+    let rings = wires.rings.as_ref().unwrap();
+    drop(engines);
+    wires.ring(&Readiness::new().unwrap()).unwrap().unwrap();
+    assert_eq!(rings.lock().unwrap().of.len(), 1, "rings of engines that are gone go too");
 }
 
 #[test]
