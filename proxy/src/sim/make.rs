@@ -80,7 +80,10 @@ pub(super) fn make(
         let name = format!("queue pair {}, rank {} to rank {}", qp.number, ranks[end], ranks[1 - end]);
         let id = (2 * qp.number + end as u32) as u16;
         let signals = peer.geometry.signals as usize;
-        Flow::new(id, name, e.geometry, e.messages as usize, signals, REGION, peer.posts != Posts::Nothing)
+        let posts = peer.posts != Posts::Nothing;
+        let mut flow = Flow::new(id, name, e.geometry, e.messages as usize, signals, REGION, posts);
+        flow.bytewise = tcp;
+        flow
     });
     qps.push(Qp {
         number: qp.number,

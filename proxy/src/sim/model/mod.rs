@@ -89,6 +89,8 @@ pub(super) struct Flow {
     /// The queue pair's number and both ranks, for sentences.
     name: String,
     geometry: Geometry,
+    /// What carries it places payload byte by byte, so a word may be in part of an older and in part of a newer PUT.
+    pub(super) bytewise: bool,
     slots: Vec<Slot>,
     pub(super) messages: Vec<Message>,
     /// The messages that are SENDs.
@@ -145,6 +147,7 @@ impl Flow {
             id,
             name,
             geometry,
+            bytewise: false,
             slots: Vec::with_capacity(2 * messages + 64),
             messages: Vec::with_capacity(messages),
             sends: Vec::with_capacity(messages),

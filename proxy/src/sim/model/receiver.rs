@@ -47,12 +47,19 @@ impl Flow {
             let found = unsafe { word(reader.region + index as usize * 8) };
             let of = (found >> 36) as u32;
             let right = of > number && of <= self.messages.len() as u32 && found == self.word(of - 1, index);
-            if !right {
+            if !(right || self.bytewise && self.is_mixed(number, index, found)) {
                 let why = format_args!("PUT {number} is not there: word {index} of the region is {found:#x}");
                 return Err(self.broken(3, why));
             }
         }
         Ok(())
+    }
+
+    /// Whether each byte of a word of the region is that of message `number` or of a later one.
+    #[cold]
+    fn is_mixed(&self, number: u32, index: u32, found: u64) -> bool {
+        let words = || (number..self.messages.len() as u32).map(|of| self.word(of, index));
+        (0..64).step_by(8).all(|at| words().any(|word| word >> at & 0xff == found >> at & 0xff))
     }
 
     /// Receive records that the engine has written. P2, P3, P6: each is the next SEND, whole, and its payload is there.
