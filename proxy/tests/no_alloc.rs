@@ -77,7 +77,7 @@ fn traffic(pair: &mut Pair, [lkey, rkey]: [u32; 2], begin: u32, messages: u32) {
                     pair.devices[0].post(record, &payload[..id as usize % PAYLOAD])
                 }
                 // Over RDMA this would be refused.
-                4 if !rdma::chosen() => {
+                4 if !remote() => {
                     pair.devices[0].post_from(region_send(id, lkey, id as u64 % 100), id as usize % PAYLOAD)
                 }
                 _ => pair.devices[0].post(window_send(id), &payload[..id as usize % PAYLOAD]),
@@ -123,7 +123,7 @@ fn no_pass_allocates_in_steady_state() {
     traffic(&mut pair, keys, 0, 2000);
     let before = COUNT.get();
     // Over RDMA each pass is waited for.
-    let messages = if rdma::chosen() { 4_000 } else { 100_000 };
+    let messages = if remote() { 4_000 } else { 100_000 };
     traffic(&mut pair, keys, 2000, messages);
     let allocations = COUNT.get() - before;
     assert_eq!(allocations, 0, "in {messages} messages");

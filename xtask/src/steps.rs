@@ -174,7 +174,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "tests",
-        budget: 445,
+        budget: 455,
         when: When::Default,
         lane: Lane::Main,
         needs: &[Need::Cxx],
@@ -339,7 +339,22 @@ fn tests(bench: &mut Bench) -> Result<Outcome> {
     // A target that needs a feature of its own, so that every other test has the library as users build it.
     let endpoint = bench.cargo(&[vm::suites::ENDPOINT_TESTS, &["--release", "--no-fail-fast"]].concat());
     workspace?;
-    endpoint
+    endpoint?;
+    over_tcp(bench)
+}
+
+/// The suite of queue pairs over loopback. Of two tests a rogue engine writes records into a ring that this link does not have.
+fn over_tcp(bench: &mut Bench) -> Result<Outcome> {
+    let skip = [
+        "--",
+        "--skip",
+        "p4::p4_a_skipped_sequence_number_is_an_overrun",
+        "--skip",
+        "p4::p4_an_overwritten_link_slot_is_an_overrun",
+    ];
+    let more = ["--test", "no_alloc", "--release", "--no-fail-fast"];
+    let suite = [vm::suites::ENDPOINT_TESTS, &more, &skip].concat();
+    bench.cargo_with(&suite, &[("PUSHGATE_TEST_QP", "tcp")])
 }
 
 fn loom(bench: &mut Bench) -> Result<Outcome> {

@@ -1,16 +1,18 @@
 //! Two endpoints in one process with a program's device on each side: the
 //! [`Producer`] of the host, which does what `device.cuh` does.
 //!
-//! The transport is `local`, or what `PUSHGATE_TEST_QP` says: `verbs` or
+//! The transport is `local`, or what `PUSHGATE_TEST_QP` says: `tcp`, over loopback, or `verbs` or
 //! `verbs-no-imm`, on the RDMA device that `PUSHGATE_TEST_IB_DEV` names.
 
 #![allow(dead_code)] // Each test file uses its own part.
 
 pub mod rdma;
+pub mod settled;
+pub mod tcp;
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::bell::{self, Bell, Ringer};
@@ -49,6 +51,34 @@ pub fn options(peer: u32) -> QpOptions {
         ungated: false,
         key_seed: 7 + peer,
     }
+}
+
+/// What carries the queue pairs of a suite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carrier {
+    Local,
+    /// With immediate data or without.
+    Rdma {
+        imm: bool,
+    },
+    Tcp,
+}
+
+/// What carries the queue pairs of this run: `PUSHGATE_TEST_QP`.
+pub fn carrier() -> Carrier {
+    static CARRIER: OnceLock<Carrier> = OnceLock::new();
+    *CARRIER.get_or_init(|| match std::env::var("PUSHGATE_TEST_QP").as_deref() {
+        Err(_) | Ok("local") => Carrier::Local,
+        Ok("verbs") => Carrier::Rdma { imm: true },
+        Ok("verbs-no-imm") => Carrier::Rdma { imm: false },
+        Ok("tcp") => Carrier::Tcp,
+        Ok(other) => panic!("PUSHGATE_TEST_QP is {other}, expected local, tcp, verbs or verbs-no-imm"),
+    })
+}
+
+/// Whether payload goes to another host, or would: over RDMA and TCP.
+pub fn remote() -> bool {
+    carrier() != Carrier::Local
 }
 
 /// Fills bytes with a pattern that tells which message they belong to.
@@ -341,6 +371,8 @@ pub struct Pair {
     pub devices: [Device; 2],
     pub mover: Option<Box<dyn Mover>>,
     now: u64,
+    /// Over RDMA alone.
+    #[allow(dead_code, reason = "only forged records need it")]
     wires: Option<[rdma::Wire; 2]>,
 }
 
@@ -351,26 +383,35 @@ fn local_ends(m: &[Arc<Memory>; 2], options: [QpOptions; 2]) -> [Endpoint; 2] {
 impl Pair {
     /// Makes a pair over the queue pair that the suite runs over.
     pub fn new(geometry: Geometry, options: [QpOptions; 2]) -> Self {
-        Pair::over(rdma::chosen(), geometry, options)
+        Pair::over(carrier(), geometry, options)
     }
 
     /// Makes a pair over `local`, whatever the suite runs over: for features that no other queue
     /// pair has.
     pub fn local(geometry: Geometry, options: [QpOptions; 2]) -> Self {
-        Pair::over(false, geometry, options)
+        Pair::over(Carrier::Local, geometry, options)
     }
 
-    fn over(rdma: bool, geometry: Geometry, options: [QpOptions; 2]) -> Self {
+    fn over(carrier: Carrier, geometry: Geometry, options: [QpOptions; 2]) -> Self {
         let m = [0, 1].map(|rank| Memory::new(Geometry { rank, ..geometry }));
         let mut devices = [Device::new(&m[0], &m[1]), Device::new(&m[1], &m[0])];
-        let (ends, wires) = if rdma {
-            let wires = rdma::connect([&m[0], &m[1]], [0, 1].map(|i| options[i].posted_receives));
-            for (device, wire) in devices.iter_mut().zip(&wires) {
-                device.inbound = wire.mirror.clone();
+        let posts = [0, 1].map(|i| options[i].posted_receives);
+        let mut wires = None;
+        let ends = match carrier {
+            Carrier::Local => local_ends(&m, options),
+            Carrier::Rdma { .. } => {
+                let both = wires.insert(rdma::connect([&m[0], &m[1]], posts));
+                devices
+                    .iter_mut()
+                    .zip(&*both)
+                    .for_each(|(device, wire)| device.inbound = wire.mirror.clone());
+                [0, 1].map(|i| both[i].endpoint(&m[i], options[i]))
             }
-            ([0, 1].map(|i| wires[i].endpoint(&m[i], options[i])), Some(wires))
-        } else {
-            (local_ends(&m, options), None)
+            Carrier::Tcp => {
+                let both = tcp::connect([&m[0], &m[1]], posts);
+                devices.iter_mut().zip(&both).for_each(|(device, wire)| device.inbound = wire.mirror.clone());
+                [0, 1].map(|i| both[i].endpoint(&m[i], options[i]))
+            }
         };
         Pair { ends, devices, mover: None, now: 0, wires }
     }

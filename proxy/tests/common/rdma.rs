@@ -1,38 +1,24 @@
 //! The pair of endpoints over RDMA: both ends are on one device. Each work request is waited for,
 //! so that when one end looks, the other end's pass has arrived.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
 use pushgate_driver_shim::memory::{HugePages, SharedMemory};
-use pushgate_driver_shim::record::{Record, RecordWords};
+#[cfg(feature = "test-ungated")]
+use pushgate_driver_shim::record::RecordWords;
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::endpoint::{Endpoint, QpOptions};
-use pushgate_proxy::gate::{Budget, Permit};
+use pushgate_proxy::link::Link;
 use pushgate_proxy::link::verbs::{Config, Device, VerbsLink, VerbsOpening};
-use pushgate_proxy::link::{
-    Arrival, Link, LinkDown, OwnRegions, PeerCounts, PeerMemory, Receives, RegionSends, Waking,
-};
-use pushgate_proxy::region::RegionMemory;
 
-use super::Memory;
-
-fn mode() -> &'static str {
-    static MODE: OnceLock<String> = OnceLock::new();
-    MODE.get_or_init(|| {
-        let mode = std::env::var("PUSHGATE_TEST_QP").unwrap_or_else(|_| "local".into());
-        assert!(
-            ["local", "verbs", "verbs-no-imm"].contains(&mode.as_str()),
-            "PUSHGATE_TEST_QP is {mode}, expected local, verbs or verbs-no-imm"
-        );
-        mode
-    })
-}
+use super::settled::{self, Settled};
+use super::{Carrier, Memory, carrier};
 
 /// Whether the suite runs over RDMA.
 pub fn chosen() -> bool {
-    mode() != "local"
+    matches!(carrier(), Carrier::Rdma { .. })
 }
 
 /// Fails unless the suite runs over RDMA; for tests that concern only RDMA.
@@ -42,7 +28,7 @@ pub fn must_be_chosen() {
 
 /// Whether SENDs carry immediate data.
 pub fn imm() -> bool {
-    mode() == "verbs"
+    carrier() == Carrier::Rdma { imm: true }
 }
 
 pub fn device() -> Arc<Device> {
@@ -145,152 +131,23 @@ fn wait(qp: &mut VerbsLink, peer_stopped: &AtomicBool) {
     }
 }
 
-/// A queue pair that has completed everything when a pass is over.
-struct Settled(Wire);
+impl settled::Wire for Wire {
+    type Carrier = VerbsLink;
 
-impl Settled {
     fn qp(&self) -> MutexGuard<'_, VerbsLink> {
-        self.0.qp.lock().unwrap()
-    }
-}
-
-impl Link for Settled {
-    fn name(&self) -> &'static str {
-        self.qp().name()
+        self.qp.lock().unwrap()
     }
 
-    fn budget(&self) -> Budget {
-        self.qp().budget()
+    fn settle(&self) {
+        wait(&mut self.qp.lock().unwrap(), &self.stopped[1]);
     }
 
-    fn post_send(
-        &mut self,
-        p: Permit<'_>,
-        sequence: u64,
-        r: &Record,
-        words: &RecordWords,
-    ) -> Result<(), LinkDown> {
-        self.qp().post_send(p, sequence, r, words)
-    }
-
-    fn poll_send(&mut self, received: u64) -> Result<u32, LinkDown> {
-        self.qp().poll_send(received)
-    }
-
-    fn peer_counts(&self) -> PeerCounts {
-        self.qp().peer_counts()
-    }
-
-    fn peer_status(&self) -> u64 {
-        self.qp().peer_status()
-    }
-
-    fn poll_recv(&mut self, words: &mut RecordWords) -> Arrival {
-        self.qp().poll_recv(words)
-    }
-
-    fn has_inbound(&self) -> bool {
-        self.qp().has_inbound()
-    }
-
-    fn acknowledge(&mut self, counts: PeerCounts) {
-        self.qp().acknowledge(counts);
-    }
-
-    fn set_status(&mut self, word: u64) {
-        self.qp().set_status(word);
-    }
-
-    fn leave(&mut self) {
-        self.qp().leave();
-    }
-
-    fn stopped(&mut self, now: u64) -> bool {
+    fn stop(&self, now: u64) {
         let start = Instant::now();
-        while !self.qp().stopped(now + start.elapsed().as_nanos() as u64) {
+        while !self.qp.lock().unwrap().stopped(now + start.elapsed().as_nanos() as u64) {
             assert!(start.elapsed() < pushgate_tests::hang(), "the RDMA queue pair does not stop");
             std::thread::yield_now();
         }
-        self.0.stopped[0].store(true, Ordering::Relaxed);
-        true
-    }
-
-    fn notify(&mut self) -> Result<bool, LinkDown> {
-        let mut qp = self.qp();
-        let rang = qp.notify()?;
-        wait(&mut qp, &self.0.stopped[1]);
-        Ok(rang)
-    }
-
-    fn check(&mut self, now: u64) -> Result<(), LinkDown> {
-        self.qp().check(now)
-    }
-}
-
-impl Receives for Settled {
-    fn offered_receives(&self) -> Option<bool> {
-        self.qp().offered_receives()
-    }
-
-    fn knows_receives(&self) -> bool {
-        self.qp().knows_receives()
-    }
-
-    fn receive_for(&self, record: &Record) -> Option<u32> {
-        self.qp().receive_for(record)
-    }
-
-    fn receive_posted(&mut self, number: u64, words: [u64; 4]) {
-        self.qp().receive_posted(number, words);
-    }
-}
-
-impl OwnRegions for Settled {
-    fn takes_region(&self, record: &Record) -> RegionSends {
-        self.qp().takes_region(record)
-    }
-
-    fn region_sends(&self) -> RegionSends {
-        self.qp().region_sends()
-    }
-
-    fn add_region(&mut self, key: u32, memory: &RegionMemory, bytes: u64) {
-        self.qp().add_region(key, memory, bytes);
-    }
-
-    fn region_in_use(&mut self, key: u32, received: u64) -> bool {
-        self.qp().region_in_use(key, received)
-    }
-
-    fn remove_region(&mut self, key: u32) {
-        self.qp().remove_region(key);
-    }
-
-    fn offers(&self, key: u32) -> bool {
-        self.qp().offers(key)
-    }
-
-    fn registers(&self, key: u32) -> bool {
-        self.qp().registers(key)
-    }
-
-    fn regions_told(&self) -> bool {
-        self.qp().regions_told()
-    }
-}
-
-impl PeerMemory for Settled {
-    fn payload(&self, unit: u32, units: u32) -> Option<usize> {
-        self.qp().payload(unit, units)
-    }
-
-    fn in_place(&self) -> bool {
-        self.qp().in_place()
-    }
-}
-
-impl Waking for Settled {
-    fn sleeping(&self) -> Option<&AtomicU64> {
-        None
+        self.stopped[0].store(true, Ordering::Relaxed);
     }
 }

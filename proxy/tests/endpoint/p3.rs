@@ -75,7 +75,7 @@ fn p3_p5_a_send_out_of_a_region_lands_in_a_posted_buffer_and_then_completes() {
             assert!(s.pair.devices[0].poll_cq().is_none(), "the source is still read");
             passes += s.pair.poll(1) as usize;
         }
-        let slices = if rdma::chosen() { 0 } else { length.div_ceil(MIB) };
+        let slices = if remote() { 0 } else { length.div_ceil(MIB) };
         assert!(passes >= slices, "{passes} passes for {length} bytes");
         s.pair.settle();
         let m = s.pair.devices[1].try_recv().expect("it landed");
@@ -88,7 +88,7 @@ fn p3_p5_a_send_out_of_a_region_lands_in_a_posted_buffer_and_then_completes() {
     assert_eq!(s.pair.devices[0].units(), 0, "no room in the window was taken");
     let c = s.pair.ends[1].counters();
     // Over RDMA without a copy at either end; for the empty message there is nothing to write.
-    let expected = if rdma::chosen() { (5, 1) } else { (0, 6) };
+    let expected = if remote() { (5, 1) } else { (0, 6) };
     assert_eq!((c.placed, c.copies), expected);
     s.pair.assert_clean();
     s.to.check_guards();

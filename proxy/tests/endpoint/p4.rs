@@ -214,7 +214,7 @@ fn p4_p7_a_send_whose_tag_is_not_posted_waits_for_it_or_for_the_end() {
 }
 
 proptest! {
-    #![proptest_config(Config::with_cases(if rdma::chosen() { 20 } else { 200 }))]
+    #![proptest_config(Config::with_cases(if remote() { 20 } else { 200 }))]
 
     /// Compared with a simple list as model.
     #[test]

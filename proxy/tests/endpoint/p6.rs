@@ -8,7 +8,7 @@ use crate::{bytes, put};
 
 #[test]
 fn p6_puts_to_the_same_bytes_land_in_their_order() {
-    let mut s = sending(rdma::chosen(), 4000);
+    let mut s = sending(remote(), 4000);
     let region = |record: Record| Record { flags: record.flags | Record::REGION, place: s.lkey, ..record };
     let mut value = 0;
     // Inline, short and long payloads; then what an RDMA device writes where it belongs.
@@ -46,7 +46,7 @@ fn p6_puts_to_the_same_bytes_land_in_their_order() {
             s.pair.settle();
         }
     }
-    if rdma::chosen() {
+    if remote() {
         assert!(s.pair.ends[1].counters().placed > 0, "what touches nothing goes straight there");
     }
     s.pair.assert_clean();

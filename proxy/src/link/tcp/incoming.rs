@@ -75,6 +75,11 @@ impl Incoming {
         Incoming { stream, buffer, filled: 0, read: 0, landing: None, number: 0, long: false }
     }
 
+    /// Frames that have come with all of their payload, modulo 2^32.
+    pub fn whole(&self) -> u32 {
+        self.number.wrapping_sub(self.landing.is_some() as u32)
+    }
+
     /// Where the next bytes of the stream go. The pieces are those of the call before until bytes have come.
     #[inline]
     pub fn pieces(&mut self) -> ([Piece; 2], usize) {

@@ -222,9 +222,14 @@ impl Outgoing {
     #[inline]
     pub fn settle(&mut self, stream: usize, settled: u64) {
         let stream = &mut self.streams[stream];
-        while stream.gone > 0 && stream.frames.front().is_some_and(|frame| frame.end <= settled) {
+        while stream.gone > 0
+            && let Some(frame) = stream.frames.front()
+            && frame.end <= settled
+        {
+            let message = frame.message;
+            stream.frames.pop_front();
             stream.gone -= 1;
-            if let Some(message) = stream.frames.pop_front().and_then(|frame| frame.message) {
+            if let Some(message) = message {
                 self.frames_of[message as usize & (self.frames_of.len() - 1)] -= 1;
             }
         }
@@ -246,6 +251,11 @@ impl Outgoing {
     #[inline]
     pub fn waits(&self, stream: usize) -> bool {
         self.streams[stream].waiting > 0
+    }
+
+    /// Frames that a stream has got, modulo 2^32.
+    pub fn number(&self, stream: usize) -> u32 {
+        self.streams[stream].number
     }
 
     /// Whether nothing is left that the wire has not taken.

@@ -102,8 +102,7 @@ impl Net {
     /// What an end has done that the contract of its wire forbids.
     pub(crate) fn wrong(&self) -> Option<String> {
         let wrong = lock(&self.0).wrong.clone();
-        let wrong = lock(&wrong).take();
-        wrong
+        lock(&wrong).take()
     }
 
     /// The streams that wait for end 1, which takes them no other way.
@@ -124,8 +123,7 @@ impl Net {
     #[cfg(test)]
     pub(crate) fn sent<const N: usize>(&self, end: usize) -> [Vec<u8>; N] {
         let latest = lock(&self.0).latest.upgrade().expect("there is a link");
-        let mut kept =
-            lock(&latest).kept[end].iter().map(|(_, bytes)| bytes.clone()).collect::<Vec<_>>().into_iter();
+        let mut kept = lock(&latest).kept[end].values().cloned().collect::<Vec<_>>().into_iter();
         std::array::from_fn(|_| kept.next().unwrap_or_default())
     }
 
@@ -165,12 +163,6 @@ impl Net {
             let n = s.random.below(s.ways[end].len() as u64) as usize;
             s.ways[end][n].liar = Some(Random::new(seed, 9));
         }
-    }
-
-    /// Bytes that the latest link has under way.
-    pub(crate) fn under_way(&self) -> usize {
-        let latest = lock(&self.0).latest.upgrade();
-        latest.map_or(0, |streams| lock(&streams).ways.iter().flatten().map(|way| way.bytes()).sum())
     }
 }
 

@@ -214,6 +214,32 @@ impl TcpLink {
         self.wire = Some(wire);
     }
 
+    /// Sends all that waits, counts too, and has `peer` take it from the streams. True when all of it is there, or never will be. For
+    /// tests whose ends act in turns.
+    pub fn passes_all_to(&mut self, peer: &mut TcpLink) -> bool {
+        if self.healthy().is_err() || self.ending != Ending::Open || self.mute || self.deserted {
+            return true;
+        }
+        if !self.is_joined() {
+            return false;
+        }
+        if self.counts_due.is_some() {
+            self.counts_due = Some(PASSES);
+        }
+        self.control();
+        self.pump_out();
+        while peer.pump_in() {}
+        let arrived = (0..self.terms.streams).all(|n| peer.incoming[n].whole() == self.outgoing.number(n));
+        let over = peer.healthy().is_err() || peer.ending != Ending::Open || self.healthy().is_err();
+        over || arrived && self.outgoing.is_empty()
+    }
+
+    /// Whether nothing more comes from the peer, behind a look. For tests whose ends act in turns.
+    pub fn hears_no_more(&mut self) -> bool {
+        while self.pump_in() {}
+        self.deserted || self.healthy().is_err() || self.ending != Ending::Open
+    }
+
     fn healthy(&self) -> Result<(), LinkDown> {
         self.failed.map_or(Ok(()), Err)
     }

@@ -36,6 +36,9 @@ struct Way {
 
 const WAY: Way = Way { streams: 1, part: 1 << 16, checksum: false, posted_receives: false };
 
+/// Both links, and the window and the mirror of each end.
+type Links = ([Box<dyn Link>; 2], [Arc<SharedMemory>; 2], [Arc<SharedMemory>; 2]);
+
 /// Streams, and the time of both ends.
 struct Rig {
     net: Net,
@@ -47,7 +50,7 @@ impl Rig {
         Rig { net: Net::new(Random::new(seed, 0), habits), time: Arc::default() }
     }
 
-    fn links(&self, way: Way) -> ([Box<dyn Link>; 2], [Arc<SharedMemory>; 2], [Arc<SharedMemory>; 2]) {
+    fn links(&self, way: Way) -> Links {
         let geometry = |rank| Geometry { rank, ..GEOMETRY };
         let windows = [0, 1].map(|rank| memory("window", geometry(rank).window_bytes()));
         let config = Config {
