@@ -51,7 +51,8 @@ fn p5_a_slot_that_is_given_back_while_a_stream_reads_it_is_found() {
 
 #[test]
 fn p6_a_message_that_landed_in_part_over_the_last_link_is_found() {
-    println!("P{}", found(Plant::P6Landed));
+    // The rest of its payload is not there when the message is shown.
+    assert_eq!(found(Plant::P6Landed), 3);
 }
 
 #[test]
@@ -67,8 +68,8 @@ fn p6_a_frame_to_an_earlier_incarnation_that_is_taken_is_found() {
 
 #[test]
 fn p6_a_message_that_is_accepted_past_a_hole_is_found() {
-    // What is missing is its payload.
-    assert_eq!(found(Plant::P6Hole), 3);
+    // What is missing is its payload, when the message is shown or when its slot is given back.
+    assert!([3, 5].contains(&found(Plant::P6Hole)));
 }
 
 #[test]
