@@ -71,7 +71,7 @@ pub fn carrier() -> Carrier {
         Err(_) | Ok("local") => Carrier::Local,
         Ok("verbs") => Carrier::Rdma { imm: true },
         Ok("verbs-no-imm") => Carrier::Rdma { imm: false },
-        Ok("tcp") => Carrier::Tcp,
+        Ok("tcp" | "tcp-uring") => Carrier::Tcp,
         Ok(other) => panic!("PUSHGATE_TEST_QP is {other}, expected local, tcp, verbs or verbs-no-imm"),
     })
 }

@@ -8,7 +8,7 @@ use pushgate_driver_shim::memory::{HugePages, SharedMemory};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::endpoint::{Endpoint, QpOptions};
 use pushgate_proxy::link::Link;
-use pushgate_proxy::link::tcp::{Config, Host, TcpLink, TcpOpening, Tuning};
+use pushgate_proxy::link::tcp::{Config, Host, Io, Readiness, TcpLink, TcpOpening, Tuning};
 
 use super::settled::{self, Settled};
 use super::{Carrier, Memory, carrier};
@@ -21,7 +21,11 @@ pub fn chosen() -> bool {
 /// Where all links of the process meet. What sends and receives their bytes is chosen here.
 fn host() -> &'static Arc<Host> {
     static HOST: OnceLock<Arc<Host>> = OnceLock::new();
-    let tuning = Tuning { path_timeout: None };
+    let io = match std::env::var("PUSHGATE_TEST_QP").as_deref() {
+        Ok("tcp-uring") => Io::Uring,
+        _ => Io::Socket,
+    };
+    let tuning = Tuning { path_timeout: None, io, one_thread: false, tls: false };
     HOST.get_or_init(|| Host::open(IpAddr::V4(Ipv4Addr::LOCALHOST), tuning).unwrap())
 }
 
@@ -43,7 +47,7 @@ pub fn connect(memory: [&Memory; 2], posted_receives: [bool; 2]) -> [Wire; 2] {
     let open = |i: usize| {
         let posted_receives = posted_receives[i];
         let config = Config { streams: 2, checksum: true, posted_receives, beat: 1_000_000_000 };
-        let meeting = host().meeting(i == 0);
+        let meeting = host().meeting(i == 0, &Readiness::new().unwrap());
         TcpOpening::new(config, memory[i].geometry, memory[i].window.clone(), meeting).unwrap()
     };
     let (a, b) = (open(0), open(1));

@@ -3,7 +3,7 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::event::{Timespec, epoll};
@@ -30,6 +30,8 @@ pub struct Readiness {
     epoll: OwnedFd,
     /// How often it was asked.
     asked: AtomicU64,
+    /// An answer named streams since an engine looked whether it may sleep.
+    news: AtomicBool,
     /// Four bits for each stream.
     bits: Box<[AtomicU64]>,
     free: Mutex<Vec<u32>>,
@@ -48,7 +50,7 @@ impl Readiness {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let bits = (0..MOST * 4 / 64).map(|_| AtomicU64::new(0)).collect();
         let free = Mutex::new((0..MOST as u32).rev().collect());
-        Ok(Arc::new(Readiness { epoll, asked: AtomicU64::new(0), bits, free }))
+        Ok(Arc::new(Readiness { epoll, asked: AtomicU64::new(0), news: AtomicBool::new(false), bits, free }))
     }
 
     /// Watches a stream. `None`: it can't be, and is asked each time.
@@ -86,14 +88,13 @@ impl Readiness {
         self.bits[at / 64].load(Ordering::Relaxed) >> (at % 64) & bits != 0
     }
 
-    /// Asks which streams can go on again. True if any can.
-    fn ask(&self) -> bool {
+    /// Asks which streams can go on again.
+    fn ask(&self) {
         self.asked.fetch_add(1, Ordering::Relaxed);
-        let mut any = false;
         loop {
             let mut events = [MaybeUninit::<epoll::Event>::uninit(); EVENTS];
             let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-            let Ok((events, _)) = epoll::wait(&self.epoll, &mut events[..], Some(&now)) else { return any };
+            let Ok((events, _)) = epoll::wait(&self.epoll, &mut events[..], Some(&now)) else { return };
             for event in events.iter() {
                 let epoll::Event { flags, data } = *event;
                 let (place, out) = (data.u64() as u32, flags.contains(epoll::EventFlags::OUT));
@@ -101,9 +102,11 @@ impl Readiness {
                 let bytes = if flags.contains(epoll::EventFlags::IN) { BYTES } else { 0 };
                 self.set(place, bytes | if out { ROOM } else { 0 } | if ends { END | ROOM } else { 0 });
             }
-            any |= !events.is_empty();
+            if !events.is_empty() {
+                self.news.store(true, Ordering::Relaxed);
+            }
             if events.len() < EVENTS {
-                return any;
+                return;
             }
         }
     }
@@ -309,8 +312,10 @@ impl Wire for Sockets {
     }
 
     fn prepare_sleep(&mut self, full: &dyn Fn(usize) -> bool) -> bool {
-        // Whatever is told now is told once: the engine looks at all its links again.
-        if self.readiness.ask() {
+        // Whatever is told is told once, and may concern a link that was looked at before this one: the engine looks at all its
+        // links again.
+        self.readiness.ask();
+        if self.readiness.news.swap(false, Ordering::Relaxed) {
             return true;
         }
         let may_go_on = |(i, stream): (usize, &Stream)| match self.places[i] {
