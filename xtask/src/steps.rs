@@ -354,7 +354,11 @@ fn over_tcp(bench: &mut Bench) -> Result<Outcome> {
     ];
     let more = ["--test", "no_alloc", "--release", "--no-fail-fast"];
     let suite = [vm::suites::ENDPOINT_TESTS, &more, &skip].concat();
-    bench.cargo_with(&suite, &[("PUSHGATE_TEST_QP", "tcp")])
+    let sockets = bench.cargo_with(&suite, &[("PUSHGATE_TEST_QP", "tcp")]);
+    // Where the kernel allows no io_uring this says so, and runs over sockets once more.
+    let uring = bench.cargo_with(&suite, &[("PUSHGATE_TEST_QP", "tcp-uring")]);
+    sockets?;
+    uring
 }
 
 fn loom(bench: &mut Bench) -> Result<Outcome> {

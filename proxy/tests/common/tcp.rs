@@ -8,7 +8,7 @@ use pushgate_driver_shim::memory::{HugePages, SharedMemory};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::endpoint::{Endpoint, QpOptions};
 use pushgate_proxy::link::Link;
-use pushgate_proxy::link::tcp::{Config, Host, Io, Readiness, TcpLink, TcpOpening, Tuning};
+use pushgate_proxy::link::tcp::{Config, Host, HostError, Io, Readiness, TcpLink, TcpOpening, Tuning};
 
 use super::settled::{self, Settled};
 use super::{Carrier, Memory, carrier};
@@ -26,7 +26,14 @@ fn host() -> &'static Arc<Host> {
         _ => Io::Socket,
     };
     let tuning = Tuning { path_timeout: None, io, one_thread: false, tls: false };
-    HOST.get_or_init(|| Host::open(IpAddr::V4(Ipv4Addr::LOCALHOST), tuning).unwrap())
+    let open = move |tuning| Host::open(IpAddr::V4(Ipv4Addr::LOCALHOST), tuning);
+    HOST.get_or_init(|| match open(tuning) {
+        Err(HostError::Ring(e)) => {
+            eprintln!("not run over io_uring, but over sockets: {e}");
+            open(Tuning { io: Io::Socket, ..tuning }).unwrap()
+        }
+        host => host.unwrap(),
+    })
 }
 
 fn allocate(name: &str, bytes: usize) -> Result<SharedMemory, pushgate_driver_shim::ShimError> {
