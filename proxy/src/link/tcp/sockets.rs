@@ -220,7 +220,8 @@ impl Wire for Sockets {
             sendmsg(socket, slices, &mut SendAncillaryBuffer::default(), flags)
         };
         let sent = moved(result)?;
-        if let Some(place) = place.filter(|_| sent == bytes) {
+        // An encrypted stream has a buffer of its own, of which the kernel says nothing.
+        if let Some(place) = place.filter(|_| sent == bytes || self.streams[stream].is_encrypted()) {
             self.readiness.set(place, ROOM);
         }
         self.sent[stream] += sent as u64;
@@ -266,9 +267,10 @@ impl Wire for Sockets {
             rustix::io::readv(socket, slices)
         };
         let asked: usize = pieces.iter().map(|piece| piece.bytes).sum();
-        if let Some(place) = place.filter(|_| !matches!(result, Ok(n) if 0 < n && n < asked)) {
-            // Fewer bytes than there was room for were all, and so was none. All else may be told no second time: more bytes,
-            // an error.
+        let some = matches!(result, Ok(n) if 0 < n && n < asked) && !self.streams[stream].is_encrypted();
+        if let Some(place) = place.filter(|_| !some) {
+            // Fewer bytes than there was room for were all, and so was none; an encrypted stream gives a part of what it has. All
+            // else may be told no second time: more bytes, an error.
             match result {
                 Err(Errno::AGAIN) => {}
                 // The end keeps nobody awake.
