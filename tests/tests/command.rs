@@ -735,7 +735,7 @@ fn shells_complete_flags_and_their_values() {
     };
     assert_eq!(complete("pushgate conf"), "config");
     assert_eq!(complete("pushgate config --window-s"), "--window-size");
-    assert_eq!(complete("pushgate config --qp "), "auto local tcp verbs");
+    assert_eq!(complete("pushgate config --qp "), "auto local verbs tcp");
     for shell in ["fish", "zsh"] {
         assert!(prints(&format!("completions {shell}")).contains("window-size"), "{shell}");
     }
