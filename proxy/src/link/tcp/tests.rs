@@ -148,7 +148,8 @@ fn any_order(seed: u64, way: Way, breaks: bool) -> u64 {
         check_signal(b, &puts[0]);
         assert_eq!(rig.net.wrong(), None, "seed {seed}");
     }
-    for _ in 0..20_000 {
+    // Far longer than an attempt to make a link may take, and the pause behind the attempt.
+    for _ in 0..200_000 {
         rig.pass(&mut ends, 100_000);
         ends.iter_mut().for_each(|end| {
             end.endpoint.control();
