@@ -198,7 +198,8 @@ fn p7_a_host_that_stays_cut_off_ends_the_job_and_is_named() {
     // Some find the host gone, others hear of it from these.
     assert!(ended[..3].iter().any(|(.., err)| err.contains("rank 3")), "{ended:?}");
     for (_, out, err) in &ended[..3] {
-        let says = ["rank 3", "link", "aborted by rank"].iter().any(|what| err.contains(what));
+        // Which of those that leave is noticed first depends on timing.
+        let says = ["link", " is lost", "aborted by rank"].iter().any(|what| err.contains(what));
         assert!(says, "{out}{err}");
     }
 }

@@ -532,6 +532,22 @@ fn finish_cut(plugin: &Plugin, recv: Ptr, send: Ptr) -> [Option<Outcome>; 2] {
     ended
 }
 
+/// The abstract name of the Unix socket at which a listener of this process listens. The name does not stand in its handle.
+fn own_listener() -> String {
+    let fds = std::fs::read_dir("/proc/self/fd").expect("descriptors");
+    let links = fds.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
+    let own: Vec<String> = links.map(|link| link.to_string_lossy().into_owned()).collect();
+    let sockets = std::fs::read_to_string("/proc/net/unix").expect("the host's Unix sockets");
+    let name = sockets.lines().find_map(|line| {
+        // Number, references, protocol, flags, type, state, inode, path.
+        let mut fields = line.split_whitespace().skip(6);
+        let (inode, path) = (fields.next()?, fields.next()?.strip_prefix('@')?);
+        let ours = path.starts_with("pushgate/net/") && own.contains(&format!("socket:[{inode}]"));
+        ours.then(|| path.to_owned())
+    });
+    name.expect("a listener's socket")
+}
+
 /// Handles that no listener made, and strangers that connect to a listener.
 pub fn garbage(o: &Options) {
     let plugin = o.open();
@@ -555,9 +571,8 @@ pub fn garbage(o: &Options) {
         }
     }
     // Three strangers: one sends nonsense, one sends nothing, one disconnects.
-    let name = good[16..32].iter().map(|b| format!("{b:02x}")).collect::<String>();
-    let address = SocketAddr::from_abstract_name(format!("pushgate/net/{name}")).expect("a name");
     let strangers = if good[8] & 1 != 0 {
+        let address = SocketAddr::from_abstract_name(own_listener()).expect("a name");
         let mut rude = UnixStream::connect_addr(&address).expect("the listener's socket");
         rude.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("it is taken");
         let mut half = UnixStream::connect_addr(&address).expect("the listener's socket");
