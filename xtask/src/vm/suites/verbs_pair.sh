@@ -43,7 +43,7 @@ together sizes
 start --size "${VM_GUEST}M"
 [ "$code" = 1 ] || fail "exit code $code"
 says '--size is'
-says 'give all nodes the same'
+says 'give all nodes and ranks the same'
 
 
 # The cable is cut for three seconds in the middle of a run, and joined again. The path is silent, and no device says so.
