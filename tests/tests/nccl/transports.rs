@@ -41,6 +41,8 @@ fn without_an_rdma_device_a_rank_of_another_host_is_reached_by_tcp_and_the_log_s
         // No host has a device of this name.
         let mut elsewhere = auto("traffic --processes --groups 10");
         elsewhere.env("PUSHGATE_IB_DEV", "none-such").envs(gpu.iter().copied());
+        // A machine without a route has no other address.
+        elsewhere.env("PUSHGATE_HOST", "127.0.0.1");
         elsewhere.env("NCCL_CALLER_RANK_1", "_PUSHGATE_NET_HOST=elsewhere");
         let (_, log) = logged(elsewhere);
         let said = told(&log);
@@ -63,6 +65,7 @@ fn a_rank_that_no_setting_lets_this_one_reach_is_refused_with_the_remedy() {
     // One that takes tcp alone, and one that takes none.
     let mut mixed = command("traffic --processes --groups 3");
     mixed.env("PUSHGATE_QP", "tcp").env("NCCL_CALLER_RANK_1", "PUSHGATE_QP=local");
+    mixed.env("PUSHGATE_HOST", "127.0.0.1");
     let log = output_of(mixed);
     assert!(log.contains("set qp alike on all ranks"), "{log}");
 }
