@@ -1,6 +1,6 @@
 //! A communicator: the ranks of a job, and the queue pairs between them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::mesh::{BothReady, Call, Ended, Events, Mesh, QUEUE_PAIRS, TellEngine, listen_at, meet};
 use crate::qp::{OwnEnd, QpConfig, QueuePair};
-use crate::ranks::{Membership, UniqueId, host_identity};
+use crate::ranks::{Membership, UniqueId};
 use crate::settings::{QpKind, Transport};
 use crate::watch::tell;
 
@@ -110,7 +110,8 @@ impl Comm {
             "none" => Mesh::connect(job, rank, size, s.timeout)?,
             place => {
                 let terms = s.terms(Purpose::MESH)?;
-                Mesh::connect_tcp(job, rank, size, place, &s.host, s.timeout, s.recovery(), terms)
+                let may = context.may(false)?;
+                Mesh::connect_tcp(job, rank, size, place, &s.host, s.timeout, s.recovery(), terms, &may)
                     .map_err(|e| s.with_origin(e))?
             }
         };
@@ -140,16 +141,16 @@ impl Comm {
             None => Mesh::connect(job, rank, size, s.timeout)?,
             Some(place) => {
                 s.check_between(true)?;
-                let (recover, terms) = (s.recovery(), s.terms(Purpose::MESH)?);
+                let (recover, terms, may) = (s.recovery(), s.terms(Purpose::MESH)?, context.may(true)?);
                 let mesh = match rank {
                     0 => {
                         let at = membership.listens().expect("it has a rendezvous");
                         let listener = listen_at(&at);
                         listener.and_then(|listener| {
-                            Mesh::listen_tcp(job, size, (listener, &at), s.timeout, recover, terms)
+                            Mesh::listen_tcp(job, size, (listener, &at), s.timeout, recover, terms, &may)
                         })
                     }
-                    _ => Mesh::connect_tcp(job, rank, size, place, &s.host, s.timeout, recover, terms),
+                    _ => Mesh::connect_tcp(job, rank, size, place, &s.host, s.timeout, recover, terms, &may),
                 };
                 mesh.map_err(|e| s.with_origin(e))?
             }
@@ -160,8 +161,7 @@ impl Comm {
     /// Joins the communicator of an id as rank `rank` of `size`. Rank 0's process made the id, and the program handed it to
     /// the other ranks.
     ///
-    /// The ranks meet at the id's address. If all are on one host and of one user, their queue pairs are `local`, unless
-    /// `qp` is `verbs` or `tcp`, or a rendezvous is set.
+    /// The ranks meet at the id's address.
     pub fn connect_with(context: &Context, id: &UniqueId, rank: u32, size: u32) -> Result<Comm> {
         context.here()?;
         check_rank(rank, size)?;
@@ -171,29 +171,32 @@ impl Comm {
         if size == 1 {
             return Comm::new(context.clone(), alone(s.timeout)?, recorder::announce(&job));
         }
+        // Ranks that are all on one host may ask for `local`.
+        s.check_between(s.qp != QpKind::Local)?;
+        let may = context.may(true)?;
         // The id carries a secret of its own.
         let secret = Secret::new(&id.key()).expect("32 bytes are enough");
         let (place, terms) = (id.place().to_string(), Terms { secret, purpose: Purpose::MESH, tls: s.tls });
         let mesh = match listener {
-            Some(listener) => Mesh::listen_tcp(&job, size, (listener, &place), s.timeout, recover, terms),
-            None => Mesh::connect_tcp(&job, rank, size, &place, &s.host, s.timeout, recover, terms),
+            Some(listener) => {
+                Mesh::listen_tcp(&job, size, (listener, &place), s.timeout, recover, terms, &may)
+            }
+            None => Mesh::connect_tcp(&job, rank, size, &place, &s.host, s.timeout, recover, terms, &may),
         };
-        let mut comm = Comm::new(context.clone(), mesh.map_err(|e| s.with_origin(e))?, None)?;
-        let may_be_local = matches!(s.qp, QpKind::Auto | QpKind::Local) && s.rendezvous == "none";
-        let all = comm.all_gather(&[vec![may_be_local.into()], host_identity()].concat())?;
-        if may_be_local && all.iter().all(|other| *other == all[0]) {
-            drop(comm);
-            let mesh = Mesh::connect(&job, rank, size, s.timeout)?;
-            return Comm::new(context.clone(), mesh, recorder::announce(&job));
-        }
-        s.check_between(true)?;
-        comm._job = recorder::announce(&job);
-        Ok(comm)
+        Comm::new(context.clone(), mesh.map_err(|e| s.with_origin(e))?, recorder::announce(&job))
     }
 
-    /// The transport of this communicator's queue pairs.
-    pub fn transport(&self) -> Transport {
-        self.context.settings().transport_between(self.mesh.family().is_some())
+    /// The transport of queue pairs with a rank.
+    pub fn transport(&self, peer: u32) -> Result<Transport> {
+        let agreed = self.mesh.transport(self.other(peer)?);
+        Ok(agreed.unwrap_or_else(|| self.context.transport_here()))
+    }
+
+    /// The transports of this rank's queue pairs, each once; of a rank alone the one that the settings name.
+    pub fn transports(&self) -> Vec<Transport> {
+        let others = (0..self.size()).filter(|rank| *rank != self.rank());
+        let all: BTreeSet<_> = others.filter_map(|rank| self.transport(rank).ok()).collect();
+        if all.is_empty() { vec![self.context.transport_here()] } else { all.into_iter().collect() }
     }
 
     fn new(context: Context, mut mesh: Mesh, job: Option<OwnedFd>) -> Result<Comm> {

@@ -22,8 +22,9 @@ use zerocopy::{Immutable, IntoBytes};
 
 use crate::engine::{self, Doorbell, Started};
 use crate::error::{Error, Result};
+use crate::mesh::{Fabric, May};
 use crate::ranks::{Listeners, Membership};
-use crate::settings::{DeviceChoice, DriveChoice, Settings};
+use crate::settings::{DeviceChoice, DriveChoice, Settings, Transport};
 use crate::shared::Shared;
 use crate::watch::Watch;
 use crate::{placement, rdma};
@@ -292,7 +293,7 @@ impl Context {
     /// them, as the setting `ib-dev` says.
     ///
     /// # Errors
-    /// Where there is no such device, or its port is not active; in a child of `fork`.
+    /// Where there is no such device, or the port of the only one is not active; in a child of `fork`.
     pub fn rdma_devices(&self) -> Result<Vec<String>> {
         Ok(self.rdma()?.iter().map(|device| device.name().into()).collect())
     }
@@ -304,6 +305,33 @@ impl Context {
         Ok(match &*rdma {
             Some(devices) => devices.clone(),
             None => rdma.insert(rdma::open(&self.inner.settings, &*self.inner.executor)?).clone(),
+        })
+    }
+
+    /// The transport of queue pairs between ranks of this host that have not agreed on one: what the settings say.
+    pub(crate) fn transport_here(&self) -> Transport {
+        // Settings with which nothing goes were refused when the context was built.
+        self.settings().transports().first().copied().unwrap_or(Transport::Local)
+    }
+
+    /// What queue pairs with ranks that are met at a rendezvous may be. `hosts`: their launcher or their unique id names it.
+    pub(crate) fn may(&self, hosts: bool) -> Result<May> {
+        let s = self.settings();
+        let transports = s.transports_between(hosts);
+        let verbs = match transports.contains(&Transport::Verbs) {
+            false => Err("qp, window or proxy here allow none".to_owned()),
+            true => match self.rdma() {
+                Ok(devices) if devices.iter().all(|device| device.is_ethernet()) => Ok(Fabric::Ethernet),
+                Ok(_) => Ok(Fabric::Infiniband),
+                // What was asked for must be there.
+                Err(e) if transports == [Transport::Verbs] || s.ib_dev != "auto" => return Err(e),
+                Err(e) => Err(e.to_string()),
+            },
+        };
+        Ok(May {
+            local: transports.contains(&Transport::Local),
+            verbs,
+            tcp: transports.contains(&Transport::Tcp),
         })
     }
 

@@ -18,11 +18,12 @@ impl Settings {
                 }
             )+}};
         }
-        if self.transport() != Transport::Tcp {
+        let transports = self.transports();
+        if !transports.contains(&Transport::Tcp) {
             idle!("queue pairs are not tcp", tcp_streams, tcp_checksum, tcp_io);
         }
-        match self.transport() {
-            Transport::Local => {
+        match transports[..] {
+            [Transport::Local] => {
                 idle!("queue pairs are local, whose ranks are all on this host", host);
                 idle!(
                     "queue pairs are local, which use no RDMA device",
@@ -37,10 +38,12 @@ impl Settings {
                     retry_count,
                     no_imm,
                     write_order,
+                    rdma_cm,
+                    rdma_port_range,
                     cq_events
                 );
             }
-            Transport::Tcp => {
+            [Transport::Tcp] => {
                 idle!(
                     "queue pairs are tcp, which use no RDMA device",
                     ib_dev,
@@ -53,6 +56,8 @@ impl Settings {
                     retry_count,
                     no_imm,
                     write_order,
+                    rdma_cm,
+                    rdma_port_range,
                     cq_events
                 );
             }

@@ -13,6 +13,7 @@ use pushgate_proxy::link::verbs::VerbsError;
 use pushgate_proxy::session::Status;
 use pushgate_proxy::status::link_cause;
 pub use pushgate_proxy::status::status_name;
+use rustix::process::{Resource, getrlimit};
 
 use crate::origin::Origin;
 
@@ -122,7 +123,7 @@ pub enum Error {
     #[error(transparent)]
     Device(DeviceError),
     /// Memory, sockets, files.
-    #[error("{what}: {source}")]
+    #[error("{what}: {source}{}", files(source))]
     Io {
         /// What was tried.
         what: String,
@@ -287,6 +288,21 @@ impl fmt::Display for After<'_> {
 }
 
 /// The detail of a *link down* status in words.
+/// What to do about a limit of open files that is reached; empty for another error.
+fn files(source: &std::io::Error) -> String {
+    if rustix::io::Errno::from_io_error(source) != Some(rustix::io::Errno::MFILE) {
+        return String::new();
+    }
+    let limit = getrlimit(Resource::Nofile);
+    let number = |limit: Option<u64>| limit.map_or("unlimited".into(), |n| n.to_string());
+    format!(
+        "; the limit of open files is {}, and the system lets this process raise it to {} (ulimit -n); a queue pair holds \
+         about ten",
+        number(limit.current),
+        number(limit.maximum)
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -318,6 +334,16 @@ mod tests {
             timed_out(Duration::from_millis(1500)),
             format!("a wait of rank 1 timed out after 1.5s; {remedy}")
         );
+    }
+
+    #[test]
+    fn a_limit_of_open_files_that_is_reached_is_said_with_the_remedy() {
+        let error = |errno: rustix::io::Errno| Error::io("a descriptor")(errno.into()).to_string();
+        let limit = getrlimit(Resource::Nofile).current.expect("a process has one");
+        let said = error(rustix::io::Errno::MFILE);
+        assert!(said.contains(&format!("the limit of open files is {limit},")), "{said}");
+        assert!(said.contains("ulimit -n"), "{said}");
+        assert!(!error(rustix::io::Errno::NOENT).contains("limit"));
     }
 
     #[test]

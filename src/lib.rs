@@ -32,7 +32,8 @@ mod origin;
 mod placement;
 mod qp;
 pub mod ranks;
-mod rdma;
+#[doc(hidden)]
+pub mod rdma;
 mod relay;
 pub mod settings;
 mod shared;

@@ -1,13 +1,17 @@
-//! The RDMA devices that the settings name, and what they say about its queue pairs.
+//! The RDMA devices that the settings name or leave to be chosen, and what the settings say about queue pairs over them.
 
+use std::net::IpAddr;
+use std::path::Path;
 use std::sync::Arc;
 
 use pushgate_gpu_kernels::Executor;
 use pushgate_proxy::connect::Reopen;
+use pushgate_proxy::link::verbs::choice::{self, Choice, Description, Distance, Wish};
+use pushgate_proxy::link::verbs::gid::Family;
 use pushgate_proxy::link::verbs::{Config, Device, VerbsError};
+use pushgate_proxy::netlink::addresses_of;
 use pushgate_proxy::rails::MOST_RAILS;
-
-use pushgate_topology::Sysfs;
+use pushgate_topology::{Address, Sysfs, Topology};
 
 use crate::error::{Error, Result};
 use crate::settings::{AutoOr, Settings};
@@ -21,29 +25,102 @@ impl From<VerbsError> for Error {
     }
 }
 
-/// Opens the RDMA devices that the settings name, in their order; or those near the GPU; or the first whose port is
-/// active.
+/// Opens the RDMA devices that the settings name, in their order; or those near the GPU; or the best one. Of several devices
+/// some may have a port that is down.
 pub(crate) fn open(settings: &Settings, executor: &dyn Executor) -> Result<Vec<Arc<Device>>> {
+    // The kernel writes addresses in small letters.
+    let gpu = executor.as_cuda().and_then(|cuda| cuda.pci_bus_id().to_lowercase().parse().ok());
     let (mut names, port) = (settings.rdma_devices(), settings.ib_port as u8);
-    let host = settings.near_devices().then(|| Sysfs::host().read());
-    if let Some(host) = &host {
-        // The kernel writes addresses in small letters.
-        let gpu = executor.as_cuda().and_then(|cuda| cuda.pci_bus_id().to_lowercase().parse().ok());
-        names = host.near(gpu, settings.ib_port);
+    let ranked = settings
+        .near_devices()
+        .then(|| rank(Path::new("/sys"), settings, &Sysfs::host().read(), gpu, addresses_of));
+    if let Some(choice) = &ranked {
+        names = choice.near();
         names.truncate(MOST_RAILS);
         tracing::info!("RDMA devices near the GPU: {}", names.join(", "));
+        tracing::debug!("ib-dev = near: {}", choice.report());
     }
     if names.is_empty() {
-        return Ok(vec![Device::open(None, port)?]);
+        return Ok(vec![choose(settings, gpu)?]);
     }
-    Ok(names.into_iter().map(|name| Device::open(Some(name), port)).collect::<Result<_, _>>()?)
+    if let [name] = names[..] {
+        return Ok(vec![Device::open(name, port)?]);
+    }
+    let devices: Vec<_> =
+        names.into_iter().map(|name| Device::open_as_is(name, port)).collect::<Result<_, _>>()?;
+    for device in devices.iter().filter(|device| !device.is_active()) {
+        tracing::warn!(
+            device = device.name(),
+            port,
+            "the port is down: queue pairs start over the other devices of ib-dev, and take this one when it comes up"
+        );
+    }
+    Ok(devices)
 }
 
 /// Opens the device of the rail of that number again, from 0, by its name.
 pub(crate) fn reopen(devices: &[Arc<Device>]) -> Reopen {
     let port = devices.first().map_or(1, |device| device.port());
     let names: Vec<String> = devices.iter().map(|device| device.name().into()).collect();
-    Box::new(move |rail| Device::open(names.get(rail).map(String::as_str), port))
+    Box::new(move |rail| match names.get(rail) {
+        Some(name) => Device::open(name, port),
+        None => Err(VerbsError::NoDevice { name: Some(format!("of rail {rail}")), found: names.clone() }),
+    })
+}
+
+/// What the settings wish of the device that `ib-dev = auto` takes.
+pub fn wish(settings: &Settings) -> Wish {
+    let host = settings.rendezvous.rsplit_once(':').map(|(host, _)| host.trim_matches(['[', ']']));
+    let address = host.and_then(|host| host.parse::<IpAddr>().ok());
+    let family = address.map(|ip| if ip.is_ipv4() { Family::V4 } else { Family::V6 });
+    let gid_index = match settings.gid_index {
+        AutoOr::Is(index) => Some(index as u32),
+        _ => None,
+    };
+    Wish { family, gid_index }
+}
+
+/// How far a device of this host is from the GPU.
+pub fn distance(host: &Topology, gpu: Option<Address>, device: &str) -> Distance {
+    let nic = host.nics.iter().find(|nic| nic.name == device).and_then(|nic| nic.address);
+    let path = gpu.zip(nic).and_then(|(gpu, nic)| host.path(gpu, nic));
+    let Some(distance) = path.map(|path| path.distance) else { return Distance::default() };
+    let steps = match distance {
+        pushgate_topology::Distance::SameDevice => 0,
+        pushgate_topology::Distance::SameSwitch => 1,
+        pushgate_topology::Distance::SameRootComplex => 2,
+        pushgate_topology::Distance::SameSocket => 3,
+        pushgate_topology::Distance::AcrossSockets => 4,
+        // A virtual machine's tree, or an unknown place.
+        _ => return Distance::default(),
+    };
+    Distance { steps, words: distance.to_string() }
+}
+
+/// Ranks the RDMA devices that the sysfs at `sys` shows, as `ib-dev = auto` does. `addresses` gives the IP addresses of a
+/// network interface.
+pub fn rank(
+    sys: &Path,
+    settings: &Settings,
+    host: &Topology,
+    gpu: Option<Address>,
+    addresses: impl Fn(&str) -> Vec<IpAddr>,
+) -> Choice {
+    let port = settings.ib_port as u8;
+    let all = choice::names(sys).into_iter().map(|name| Description {
+        distance: distance(host, gpu, &name),
+        ..choice::describe(sys, &name, port, &addresses)
+    });
+    Choice::new(all, &wish(settings))
+}
+
+/// Opens the best RDMA device of this host.
+fn choose(settings: &Settings, gpu: Option<Address>) -> Result<Arc<Device>> {
+    let port = settings.ib_port as u8;
+    // Without a GPU no device is nearer than another.
+    let host = gpu.is_some().then(|| Sysfs::host().read());
+    let away = |name: &str| host.as_ref().map(|host| distance(host, gpu, name)).unwrap_or_default();
+    Ok(Device::choose(port, &wish(settings), away)?)
 }
 
 /// The part of the configuration that the settings determine. The caller fills in family, events
@@ -70,6 +147,11 @@ impl From<&Settings> for Config {
             regions_written: true,
             path_timeout: s.path_timeout.as_nanos() as u64,
             rail: false,
+            cm: s.rdma_cm,
+            cm_ports: match s.rdma_port_range {
+                AutoOr::Is(range) => Some(range),
+                _ => None,
+            },
         }
     }
 }

@@ -16,8 +16,8 @@ use std::time::Duration;
 use pushgate_proxy::door::{Purpose, Secret, SecretError, Terms, VARIABLE};
 
 use self::parse::{
-    Value, auto_or_none, choice, device_names, gid_index, host, mtu, number, path, path_timeout,
-    power_of_two, recover, rendezvous, switch, time, time_or_0, window_size,
+    Value, auto_or_none, auto_or_number, choice, device_names, host, mtu, number, path, path_timeout,
+    port_range, power_of_two, recover, rendezvous, size, switch, time, time_or_0, window_size,
 };
 use crate::error::{Error, Result};
 
@@ -32,7 +32,7 @@ pub use pushgate_driver_shim::memory::HugePages;
 /// Which device runs the kernels.
 pub use pushgate_gpu_kernels::DeviceChoice;
 /// Whether an RDMA record may follow its payload at once.
-pub use pushgate_proxy::link::verbs::WriteOrder;
+pub use pushgate_proxy::link::verbs::{RdmaCm, WriteOrder};
 
 /// What a setting is about. Help pages show the groups that matter to a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -182,7 +182,7 @@ settings! {
     rings: RingsPlace = "host", choice, "host or window", "", Window;
     /// A staging window outlives a process that was killed by this
     staging_ttl: Duration = "60s", time, "1ms to 24h, as in 500ms, 30s, 2min or 1h; a number alone is milliseconds", "ms", Window;
-    /// Transport of the queue pairs; auto: local between ranks of one host, verbs with a rendezvous; the NCCL plugin chooses for each connection
+    /// Transport of the queue pairs; auto, for each pair of ranks: local on one host, verbs where both have an RDMA device, else tcp; without a rendezvous local
     qp: QpKind = "auto", choice, "auto, local, verbs or tcp", "", QueuePair;
     /// Where the proxy runs: a thread of this process, or a `pushgate proxy` process
     proxy: ProxyPlace = "thread", choice, "thread or process", "", Proxy;
@@ -202,6 +202,8 @@ settings! {
     proxy_cpu: AutoOr<usize> = "auto", auto_or_none, "auto, none or a core's number", "", Proxy;
     /// Payload ring of a queue pair
     window_size: u64 = "1M", window_size(64), "a power of two, 64 to 512M; bytes, K, M and G are 1024-based", "bytes", Window;
+    /// The most memory that one end of a queue pair may make for its window, rings and control words, all of which a device keeps in place; a queue pair that would need more is refused
+    peer_memory: u64 = "2G", size(64 << 10), "64K to 1024G; bytes, K, M and G are 1024-based", "bytes", Window;
     /// Payload ring of a connection of the NCCL plugin
     net_window_size: u64 = "4M", window_size(64 << 10), "a power of two, 64K to 512M; bytes, K, M and G are 1024-based", "bytes", Nccl;
     /// WQE slots of a queue pair
@@ -230,12 +232,12 @@ settings! {
     secret_file: PathBuf = "none", path, "none or a path", "", Ranks;
     /// Encrypts the connections over which ranks of several hosts meet, and sockets of the NCCL plugin (TLS 1.3); RDMA is not encrypted
     tls: bool = "false", switch, "true or false", "", Ranks;
-    /// RDMA device; auto is the first with an active port, near all of those nearest to the GPU, up to 4
+    /// RDMA device; auto is the best that has an address, near all of those nearest to the GPU, up to 4
     ib_dev: String = "auto", device_names, "auto, near, a device's name as in rxe0 or mlx5_0, or up to 4 names with commas between them", "", Rdma;
     /// Port of the RDMA device
     ib_port: u32 = "1", number(1, 255), "1 to 255", "", Rdma;
     /// Entry of the port's GID table; auto takes RoCE v2 first
-    gid_index: AutoOr<usize> = "auto", gid_index, "auto or 0 to 255", "", Rdma;
+    gid_index: AutoOr<usize> = "auto", auto_or_number(0, 255), "auto or 0 to 255", "", Rdma;
     /// Path MTU; auto is the port's
     ib_mtu: AutoOr<usize> = "auto", mtu, "auto, 256, 512, 1024, 2048 or 4096", "bytes", Rdma;
     /// Traffic class of RDMA packets (RoCE: DSCP and ECN)
@@ -250,10 +252,16 @@ settings! {
     no_imm: bool = "false", switch, "true or false", "", Rdma;
     /// Whether an RDMA record that announces itself follows its payload at once (assume) or when the payload's WRITE has completed (wait); auto: at once where both ends' devices are known to place WRITEs in order
     write_order: WriteOrder = "auto", choice, "auto, assume or wait", "", Rdma;
+    /// Whether queue pairs over RDMA come up through rdma_cm; auto: where the device needs it (iWARP); both ends alike
+    rdma_cm: RdmaCm = "auto", choice, "auto, on or off", "", Rdma;
+    /// Ports at which rdma_cm listens for the peer; auto: the kernel's choice
+    rdma_port_range: AutoOr<(u16, u16)> = "auto", port_range, "auto or LOW-HIGH with LOW of 1 or more, as in 20000-20999", "", Rdma;
     /// TCP connections of a queue pair over tcp; of two ends that differ the lower number counts
     tcp_streams: u32 = "1", number(1, 16), "1 to 16", "", Tcp;
     /// Payload over tcp carries a checksum beside TCP's own
     tcp_checksum: bool = "false", switch, "true or false", "", Tcp;
+    /// Threads of the NCCL plugin for each GPU that carry its connections over tcp; 0: NCCL's own threads do; auto: one for every four cores that the process may use, at most 8
+    net_tcp_threads: AutoOr<usize> = "auto", auto_or_number(0, 16), "auto or 0 to 16", "", Nccl;
     /// What moves bytes over tcp; auto: io_uring where it is allowed and a short transfer over loopback was faster with it
     tcp_io: TcpIo = "auto", choice, "auto, io-uring or socket", "", Tcp;
     /// How the engine hears of RDMA completions; auto: events where it may sleep
@@ -322,20 +330,26 @@ impl Settings {
         }
     }
 
-    /// The transport between the ranks of a communicator. With `qp = auto` that is `local` where all ranks are on this
-    /// host, and `verbs` where they have a rendezvous, which ranks of several hosts need.
-    pub fn transport(&self) -> Transport {
-        self.transport_between(false)
+    /// The transports that queue pairs may have, the first choice first. With `qp = auto` that is `local` alone where all
+    /// ranks are on this host. Where they have a rendezvous, which ranks of several hosts need, each pair of ranks takes the
+    /// first of `local`, `verbs` and `tcp` by which the two reach each other; those with which the other settings do not go are
+    /// left out.
+    pub fn transports(&self) -> Vec<Transport> {
+        self.transports_between(false)
     }
 
-    /// The transport of a communicator, as [`Settings::transport`] says. `hosts`: its ranks have met at a rendezvous that
+    /// The transports of a communicator, as [`Settings::transports`] says. `hosts`: its ranks have met at a rendezvous that
     /// their launcher or their unique id names.
-    pub(crate) fn transport_between(&self, hosts: bool) -> Transport {
+    pub(crate) fn transports_between(&self, hosts: bool) -> Vec<Transport> {
         match self.qp {
-            QpKind::Local => Transport::Local,
-            QpKind::Auto if self.rendezvous == "none" && !hosts => Transport::Local,
-            QpKind::Auto | QpKind::Verbs => Transport::Verbs,
-            QpKind::Tcp => Transport::Tcp,
+            QpKind::Local => vec![Transport::Local],
+            QpKind::Verbs => vec![Transport::Verbs],
+            QpKind::Tcp => vec![Transport::Tcp],
+            QpKind::Auto if self.rendezvous == "none" && !hosts => vec![Transport::Local],
+            QpKind::Auto => {
+                let goes = |transport: &Transport| self.check_with(*transport).is_ok();
+                [Transport::Local, Transport::Verbs, Transport::Tcp].into_iter().filter(goes).collect()
+            }
         }
     }
 
@@ -372,7 +386,8 @@ impl Settings {
 
     /// What the two ends of a TCP connection must agree on. The secret is that of `PUSHGATE_SECRET`, or else of the file; without
     /// both it is one that everybody knows.
-    pub(crate) fn terms(&self, purpose: Purpose) -> Result<Terms> {
+    #[doc(hidden)]
+    pub fn terms(&self, purpose: Purpose) -> Result<Terms> {
         let secret = self.secret(Secret::from_environment())?;
         Ok(Terms { secret, purpose, tls: self.tls })
     }
@@ -397,7 +412,7 @@ impl Settings {
         self.check_between(false)
     }
 
-    /// Refuses settings that do not go together in a communicator. `hosts` as for [`Settings::transport_between`].
+    /// Refuses settings that do not go together in a communicator. `hosts` as for [`Settings::transports_between`].
     pub(crate) fn check_between(&self, hosts: bool) -> Result<()> {
         if let AutoOr::Is(time) = self.recover
             && time >= self.timeout
@@ -411,16 +426,29 @@ impl Settings {
             return Err(self.refused("rendezvous", allowed));
         }
         if hosts && self.qp == QpKind::Local {
-            return Err(self.refused("qp", "auto or verbs, because the ranks meet at a rendezvous"));
-        }
-        let transport = self.transport_between(hosts);
-        if transport == Transport::Local && self.window == WindowKind::Bar {
-            let allowed = "memory or staging with qp = local (its peer maps the window; use qp = verbs)";
-            return Err(self.refused("window", allowed));
+            return Err(self.refused("qp", "auto, verbs or tcp, because the ranks meet at a rendezvous"));
         }
         if self.rings == RingsPlace::Window && self.window == WindowKind::Memory {
             let allowed = "host with window = memory (a window of the kernel module holds rings as well)";
             return Err(self.refused("rings", allowed));
+        }
+        match self.transports_between(hosts)[..] {
+            [one] => self.check_with(one)?,
+            // Nothing goes with the other settings: verbs goes with the most of them.
+            [] => self.check_with(Transport::Verbs)?,
+            _ => {}
+        }
+        if self.drive == DriveChoice::Caller && self.proxy == ProxyPlace::Process {
+            return Err(self.refused("proxy", "thread with drive = caller"));
+        }
+        Ok(())
+    }
+
+    /// Refuses settings that do not go together with a transport.
+    fn check_with(&self, transport: Transport) -> Result<()> {
+        if transport == Transport::Local && self.window == WindowKind::Bar {
+            let allowed = "memory or staging with qp = local (its peer maps the window; use qp = verbs)";
+            return Err(self.refused("window", allowed));
         }
         if transport == Transport::Local && self.rings == RingsPlace::Window {
             return Err(self.refused("rings", "host with qp = local (engine and peer map each part alone)"));
@@ -435,9 +463,6 @@ impl Settings {
         }
         if transport == Transport::Tcp && self.rings == RingsPlace::Window {
             return Err(self.refused("rings", "host with qp = tcp"));
-        }
-        if self.drive == DriveChoice::Caller && self.proxy == ProxyPlace::Process {
-            return Err(self.refused("proxy", "thread with drive = caller"));
         }
         Ok(())
     }
@@ -549,6 +574,8 @@ mod tests {
             ("retry-count", "0 7"),
             ("no-imm", "true false 1 0"),
             ("write-order", "auto assume wait"),
+            ("rdma-cm", "auto on off"),
+            ("rdma-port-range", "auto 1-65535 20000-20999 7-7"),
             ("cq-events", "auto poll event"),
             ("timeout", "1 1ms 30s 2min 24h 86400000"),
             ("stall-report", "0 0s 1 30s 24h"),
@@ -575,6 +602,8 @@ mod tests {
             ("no-imm", "yes TRUE 2"),
             ("tls", "yes on"),
             ("write-order", "Auto none true"),
+            ("rdma-cm", "true none"),
+            ("rdma-port-range", "0-5 9-8 5 1-65536 - a-b 1-2-3"),
             ("cq-events", "none events"),
             ("timeout", "0 0s 25h 86400001 30m s 1.5s -1s"),
             ("stall-report", "25h never -1 auto"),
@@ -625,19 +654,28 @@ mod tests {
     }
 
     #[test]
-    fn without_a_choice_the_transport_is_local_on_one_host_and_verbs_with_a_rendezvous() {
+    fn without_a_choice_the_transport_is_local_on_one_host_and_chosen_for_each_pair_with_a_rendezvous() {
+        use Transport::{Local, Tcp, Verbs};
         let mut s = Settings::default();
-        assert_eq!(s.transport(), Transport::Local);
+        assert_eq!(s.transports(), [Local]);
+        assert_eq!(s.transports_between(true), [Local, Verbs, Tcp]);
         s.set("rendezvous", "node0:7000").unwrap();
-        assert_eq!(s.transport(), Transport::Verbs);
+        assert_eq!(s.transports(), [Local, Verbs, Tcp]);
         s.check().unwrap();
+        s.set("proxy", "process").unwrap();
+        s.check().unwrap();
+        assert_eq!(s.transports(), [Local]);
         s.set("window", "bar").unwrap();
+        let e = s.check().unwrap_err().to_string();
+        assert!(e.starts_with("invalid proxy `process`: expected thread with qp = verbs"), "{e}");
+        s.set("proxy", "thread").unwrap();
         s.check().unwrap();
+        assert_eq!(s.transports(), [Verbs]);
         s.set("rendezvous", "none").unwrap();
         let e = s.check().unwrap_err().to_string();
         assert!(e.starts_with("invalid window `bar`: expected memory or staging with qp = local"), "{e}");
         s.set("qp", "verbs").unwrap();
-        assert_eq!(s.transport(), Transport::Verbs);
+        assert_eq!(s.transports(), [Verbs]);
         s.check().unwrap();
     }
 

@@ -1,7 +1,7 @@
 //! The resident worker (docs/worker.md), and a [`Mover`] for the engine that uses the worker.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_gpu_kernels::{Access, Executor, Registration};
@@ -18,7 +18,7 @@ const SMALL: usize = 256;
 /// Copies of up to this many bytes travel in the commands themselves, two words in each, if length
 /// and destination are multiples of 8.
 const INLINE: usize = 64;
-/// Places for copies put aside: more than all queue pairs of an engine have under way.
+/// Places for copies put aside: more than all queue pairs of a device have under way.
 const PLACES: usize = 4096;
 
 /// A [`Mover`] that copies with the worker's pulls, so that none of the engine's copies calls the
@@ -157,6 +157,34 @@ impl Mover for WorkerMover {
     }
 }
 
+/// A [`WorkerMover`] for several engines of one device, of which each has a clone.
+///
+/// An engine holds the lock for a few stores into the worker's ring, or for a look at the worker's counts.
+#[derive(Clone, Debug)]
+pub struct SharedMover(Arc<Mutex<WorkerMover>>);
+
+impl From<WorkerMover> for SharedMover {
+    fn from(mover: WorkerMover) -> Self {
+        SharedMover(Arc::new(Mutex::new(mover)))
+    }
+}
+
+impl Mover for SharedMover {
+    fn start(&mut self, dst: u64, src: usize, length: usize) -> std::result::Result<u64, MoveError> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).start(dst, src, length)
+    }
+
+    fn done(&mut self, ticket: u64) -> std::result::Result<bool, MoveError> {
+        // An engine asks in each pass. While another one holds the lock, the answer waits for the next pass: no engine sleeps
+        // in the kernel for the lock.
+        match self.0.try_lock() {
+            Ok(mut mover) => mover.done(ticket),
+            Err(TryLockError::Poisoned(mover)) => mover.into_inner().done(ticket),
+            Err(TryLockError::WouldBlock) => Ok(false),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Instant;
@@ -196,5 +224,47 @@ mod tests {
             assert!(got == from);
         }
         assert!(mover.flush().is_err());
+    }
+
+    #[test]
+    fn p3_engines_that_share_a_mover_see_a_copy_done_once_its_bytes_are_there() {
+        const COPIES: usize = 300;
+        let executor: Arc<dyn Executor> = Arc::new(CpuExecutor::new());
+        // Fewer slots than copies under way, so that the copies of one engine wait behind those of another one.
+        let options = WorkerOptions { slots: 32, ..WorkerOptions::of(&*executor) };
+        let (_worker, queue) = Worker::new(&executor, options).unwrap();
+        let [_, pulls] = queue.split();
+        // SAFETY: every address of this process is valid on the device `cpu`.
+        let mover: SharedMover = unsafe { WorkerMover::new(&executor, pulls) }.unwrap().into();
+        std::thread::scope(|s| {
+            for engine in 0..3u8 {
+                let (mut mover, executor) = (mover.clone(), &executor);
+                s.spawn(move || {
+                    // In commands, put aside, and out of the source itself.
+                    for each in [64usize, 200, 1000] {
+                        let from: Vec<u8> = (0..COPIES * each).map(|i| (i % 251) as u8 ^ engine).collect();
+                        let to = executor.alloc(from.len()).unwrap();
+                        let start = |mover: &mut SharedMover, at: usize| {
+                            mover.start(to.addr() + at as u64, from[at..].as_ptr() as usize, each).unwrap()
+                        };
+                        let tickets: Vec<_> =
+                            (0..COPIES).map(|i| (i * each, start(&mut mover, i * each))).collect();
+                        let began = Instant::now();
+                        for (at, ticket) in tickets {
+                            while !mover.done(ticket).unwrap() {
+                                assert!(began.elapsed() < pushgate_tests::hang(), "{mover:?}");
+                                std::thread::yield_now();
+                            }
+                            // SAFETY: on the device `cpu` an address of the device is one of this process, and the copy,
+                            // the only one to write these bytes, is done.
+                            let got = unsafe {
+                                std::slice::from_raw_parts((to.addr() as usize + at) as *const u8, each)
+                            };
+                            assert!(got == &from[at..at + each], "engine {engine}: copy at {at}");
+                        }
+                    }
+                });
+            }
+        });
     }
 }

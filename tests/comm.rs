@@ -470,7 +470,7 @@ fn ranks_that_a_launcher_started_meet_where_it_says() {
             format!(
                 "RANK=@ WORLD_SIZE=3 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT={several}"
             ),
-            Transport::Verbs,
+            Transport::Local,
         ),
     ] {
         let ranks: Vec<_> = (0..3)
@@ -479,12 +479,12 @@ fn ranks_that_a_launcher_started_meet_where_it_says() {
                 beside(move || {
                     let comm = Comm::join(&context(hang()), &membership).unwrap();
                     let all = comm.all_gather(&[comm.rank() as u8]).unwrap();
-                    (all.concat(), comm.size(), comm.transport())
+                    (all.concat(), comm.size(), comm.transports())
                 })
             })
             .collect();
         for rank in &ranks {
-            assert_eq!(ends(rank), (vec![0, 1, 2], 3, transport), "{variables}");
+            assert_eq!(ends(rank), (vec![0, 1, 2], 3, vec![transport]), "{variables}");
         }
     }
 }
@@ -498,11 +498,12 @@ fn a_context_for_a_rank_of_several_hosts_has_its_launchers_rendezvous() {
         settings.set("rendezvous", set).unwrap();
         let built =
             Context::builder().settings(settings).for_rank(&membership(variables, 1)).build().unwrap();
-        (built.settings().rendezvous.clone(), built.settings().transport())
+        (built.settings().rendezvous.clone(), built.settings().transports())
     };
-    assert_eq!(built(several, "none"), ("10.0.0.1:7001".into(), Transport::Verbs));
-    assert_eq!(built(several, "node0:5"), ("node0:5".into(), Transport::Verbs));
-    assert_eq!(built(one, "none"), ("none".into(), Transport::Local));
+    let any = vec![Transport::Local, Transport::Verbs, Transport::Tcp];
+    assert_eq!(built(several, "none"), ("10.0.0.1:7001".into(), any.clone()));
+    assert_eq!(built(several, "node0:5"), ("node0:5".into(), any));
+    assert_eq!(built(one, "none"), ("none".into(), vec![Transport::Local]));
 }
 
 #[test]
@@ -526,7 +527,7 @@ fn ranks_that_were_handed_an_id_meet_and_are_local_on_one_host() {
         let comm = Comm::connect_with(&context0, &id, 0, 3).unwrap();
         let qps = comm.queue_pairs(&[(1, 0), (2, 0)], QpConfig::default()).unwrap();
         comm.barrier().unwrap();
-        (comm.transport(), qps.len())
+        (comm.transports(), qps.len())
     })];
     for rank in 1..3 {
         let id: UniqueId = text.parse().unwrap();
@@ -534,10 +535,10 @@ fn ranks_that_were_handed_an_id_meet_and_are_local_on_one_host() {
             let comm = Comm::connect_with(&context(hang()), &id, rank, 3).unwrap();
             let qps = comm.queue_pairs(&[(0, 0)], QpConfig::default()).unwrap();
             comm.barrier().unwrap();
-            (comm.transport(), qps.len())
+            (comm.transports(), qps.len())
         }));
     }
-    assert_eq!(ranks.iter().map(ends).collect::<Vec<_>>(), [2, 1, 1].map(|n| (Transport::Local, n)));
+    assert_eq!(ranks.iter().map(ends).collect::<Vec<_>>(), [2, 1, 1].map(|n| (vec![Transport::Local], n)));
 }
 
 #[test]

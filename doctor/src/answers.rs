@@ -8,7 +8,7 @@ use pushgate_proxy::link::verbs::PortState;
 use serde::{Deserialize, Serialize};
 
 use crate::read::files::binary;
-use crate::readings::{Dcb, Nccl, Opened, Read, Readings, Wants};
+use crate::readings::{Dcb, Nccl, Opened, RdmaCm, Read, Readings, Wants};
 use crate::stand_ins::StandIns;
 
 /// The file in an archive's folder that holds what is no file on the host.
@@ -30,6 +30,9 @@ pub struct Answers {
     memfd: Read<()>,
     shm: Read<(u64, u64)>,
     module: Vec<(String, Opened)>,
+    /// Earlier releases say nothing.
+    #[serde(default)]
+    rdma_cm: Option<RdmaCm>,
     nccl: Nccl,
 }
 
@@ -98,6 +101,7 @@ impl Answers {
         }
         (r.host.readv, r.host.memfd, r.host.shm) = (self.readv.clone(), self.memfd.clone(), self.shm.clone());
         r.module.devices = self.module.clone();
+        r.rdma_cm = self.rdma_cm.clone().unwrap_or_default();
         r.nccl = self.nccl.clone();
     }
 
@@ -108,6 +112,10 @@ impl Answers {
             (outside(r, path), opened.clone().map_err(|why| stand.text(&outside(r, &why))))
         });
         let nccl = &r.nccl;
+        let of_host = |read: &Read<()>| match read {
+            Read::Unreadable(why) => Read::Unreadable(stand.text(&outside(r, why))),
+            read => read.clone(),
+        };
         Answers {
             format: FORMAT,
             pushgate: env!("CARGO_PKG_VERSION").into(),
@@ -139,6 +147,11 @@ impl Answers {
             memfd: stand.read(&r.host.memfd),
             shm: stand.read(&r.host.shm),
             module: devices.collect(),
+            rdma_cm: Some(RdmaCm {
+                module: stand.read(&r.rdma_cm.module),
+                device: of_host(&r.rdma_cm.device),
+                library: stand.read(&r.rdma_cm.library),
+            }),
             nccl: Nccl {
                 version: stand.read(&nccl.version).then(|(code, from)| Ok((code, stand.text(&from)))),
                 plugin_variable: nccl.plugin_variable.as_deref().map(|v| stand.text(v)),

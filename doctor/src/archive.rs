@@ -13,7 +13,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, Write};
 use std::path::{Component, Path, PathBuf};
 
-use pushgate_proxy::link::verbs::gid::GidType;
+use pushgate_proxy::link::verbs::choice::SOFTWARE_IWARP;
+use pushgate_proxy::link::verbs::gid::{GidEntry, GidType};
 
 use crate::answers::{ANSWERS, Answers};
 use crate::read::files::{UNREADABLE, binary, names};
@@ -174,6 +175,11 @@ impl Pack<'_> {
         for device in r.rdma.is().into_iter().flatten() {
             let Some(at) = self.follow(&format!("sys/class/infiniband/{}", device.name)) else { continue };
             self.file(&format!("{at}/node_type"), all);
+            // What else it says may name the host.
+            self.file(&format!("{at}/node_desc"), |_, text| match text == SOFTWARE_IWARP {
+                true => text.into(),
+                false => String::new(),
+            });
             self.file(&format!("{at}/parent"), |stand, name| stand.name(name));
             if let Some(function) = self.follow(&format!("{at}/device")) {
                 for name in names(&self.root.join(&function).join("net")) {
@@ -186,10 +192,13 @@ impl Pack<'_> {
             for port in &device.ports {
                 let at = format!("{at}/ports/{}", port.number);
                 self.folder(&at);
-                for file in ["state", "phys_state", "link_layer"] {
+                for file in ["state", "phys_state", "link_layer", "rate", "lid"] {
                     self.file(&format!("{at}/{file}"), all);
                 }
                 let at = self.stand.path(&at);
+                // That of an iWARP device is known by a hardware address, which is left out.
+                let by_hardware = if device.is_iwarp() { port.netdev.as_ref() } else { None };
+                let netdev = |entry: &'_ GidEntry| entry.netdev.clone().or(by_hardware.cloned());
                 for entry in &port.gids {
                     let kind = match entry.kind {
                         GidType::RoceV2 => "RoCE v2",
@@ -197,8 +206,7 @@ impl Pack<'_> {
                     };
                     let mut texts =
                         vec![("gid_attrs/types", kind.to_owned()), ("gids", self.stand.gid(entry.ip()))];
-                    texts
-                        .extend(entry.netdev.as_ref().map(|name| ("gid_attrs/ndevs", self.stand.name(name))));
+                    texts.extend(netdev(entry).map(|name| ("gid_attrs/ndevs", self.stand.name(&name))));
                     for (file, text) in texts {
                         self.put(format!("{at}/{file}/{}", entry.index), Entry::File(text.into_bytes()));
                     }

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use pushgate_proxy::link::verbs::PortState;
 use pushgate_proxy::link::verbs::gid::GidEntry;
+use pushgate_proxy::link::verbs::kinds::Protocol;
 use serde::{Deserialize, Serialize};
 
 /// What was asked of one place.
@@ -147,6 +148,8 @@ pub struct Readings {
     pub root: String,
     /// RDMA devices; absent: the kernel has no such class.
     pub rdma: Read<Vec<RdmaDevice>>,
+    /// What rdma_cm needs.
+    pub rdma_cm: RdmaCm,
     /// Network interfaces behind RDMA ports, by name.
     pub netdevs: BTreeMap<String, Netdev>,
     /// GPUs and RDMA devices on PCI.
@@ -165,6 +168,17 @@ pub struct Readings {
     pub nccl: Nccl,
 }
 
+/// What a queue pair needs that comes up through rdma_cm.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RdmaCm {
+    /// The module rdma_ucm is loaded; absent: it is not.
+    pub module: Read<()>,
+    /// This user may read and write /dev/infiniband/rdma_cm; absent: it is not there.
+    pub device: Read<()>,
+    /// librdmacm.so.1 can be opened; absent: nobody tried.
+    pub library: Read<()>,
+}
+
 /// A device of /sys/class/infiniband.
 #[derive(Clone, Debug, Default)]
 pub struct RdmaDevice {
@@ -178,6 +192,18 @@ pub struct RdmaDevice {
     pub ports: Vec<RdmaPort>,
 }
 
+impl RdmaDevice {
+    /// What it speaks, if it says.
+    pub fn protocol(&self) -> Option<Protocol> {
+        self.node_type.is().and_then(|text| Protocol::of_node_type(text))
+    }
+
+    /// It speaks iWARP.
+    pub fn is_iwarp(&self) -> bool {
+        self.protocol() == Some(Protocol::Iwarp)
+    }
+}
+
 /// A port.
 #[derive(Clone, Debug, Default)]
 pub struct RdmaPort {
@@ -189,6 +215,10 @@ pub struct RdmaPort {
     pub phys_state: Read<String>,
     /// `Ethernet` or `InfiniBand`.
     pub link_layer: Read<String>,
+    /// `100 Gb/sec (4X EDR)`.
+    pub rate: Read<String>,
+    /// `0x1f`.
+    pub lid: Read<String>,
     /// Entries of its GID table that hold an address.
     pub gids: Vec<GidEntry>,
     /// The network interface behind it.

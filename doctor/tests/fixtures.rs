@@ -43,6 +43,8 @@ const FILES: &[(&str, &str)] = &[
     ("sys/kernel/iommu_groups/1/type", "identity\n"),
     ("sys/module/pushgate/version", "0.1.0\n"),
     ("sys/module/nvidia_peermem/initstate", "live\n"),
+    ("sys/module/rdma_ucm/initstate", "live\n"),
+    ("dev/infiniband/rdma_cm", ""),
     ("sys/fs/cgroup/cgroup.controllers", "memory pids\n"),
     ("sys/fs/cgroup/user.slice/memory.max", "max\n"),
     ("sys/fs/cgroup/user.slice/job/memory.max", "17179869184\n"),
@@ -61,6 +63,8 @@ const FILES: &[(&str, &str)] = &[
     ("N/infiniband/mlx5_0/ports/1/state", "4: ACTIVE\n"),
     ("N/infiniband/mlx5_0/ports/1/phys_state", "5: LinkUp\n"),
     ("N/infiniband/mlx5_0/ports/1/link_layer", "Ethernet\n"),
+    ("N/infiniband/mlx5_0/ports/1/rate", "100 Gb/sec (4X EDR)\n"),
+    ("N/infiniband/mlx5_0/ports/1/lid", "0x0\n"),
     ("N/infiniband/mlx5_0/ports/1/gids/0", "fe80:0000:0000:0000:0000:00ff:fe00:0001\n"),
     ("N/infiniband/mlx5_0/ports/1/gids/1", "0000:0000:0000:0000:0000:ffff:0a01:0203\n"),
     ("N/infiniband/mlx5_0/ports/1/gids/2", "0000:0000:0000:0000:0000:0000:0000:0000\n"),
@@ -255,6 +259,7 @@ fn said(r: &mut Readings) {
     }
     r.module.devices =
         vec![("/dev/pushgate".into(), Ok((1, false))), ("/dev/pushgate0".into(), Ok((1, true)))];
+    r.rdma_cm.library = Read::Is(());
     r.host.readv = Read::Is(());
     r.host.memfd = Read::Is(());
     r.host.shm = Read::Is((8 << 30, 8 << 30));
@@ -299,6 +304,15 @@ fn infiniband(h: &mut Host) {
     h.write(&format!("{PORT}/link_layer"), b"InfiniBand\n");
 }
 
+/// An iWARP device: its one GID is the hardware address of its interface.
+fn iwarp(h: &mut Host) {
+    h.write("N/infiniband/mlx5_0/node_type", b"4: RNIC\n");
+    h.remove(&format!("{PORT}/gids"));
+    h.remove(&format!("{PORT}/gid_attrs"));
+    h.write(&format!("{PORT}/gids/0"), b"0200:5e10:0001:0000:0000:0000:0000:0000\n");
+    h.write("N/net/eth9/address", b"02:00:5e:10:00:01\n");
+}
+
 fn limits(h: &mut Host, soft: &str) {
     h.write("proc/self/limits", format!("Max locked memory  {soft}  unlimited  bytes\n").as_bytes());
 }
@@ -327,16 +341,82 @@ cases! {
     "rdma-devices" NotApplicable "qp = local needs none" no_rdma;
     "rdma-devices" Failed "modprobe" |h| h.remove("sys/class/infiniband");
     "rdma-devices" Failed "this host has mlx5_0" |h| h.wants.devices = vec!["rxe7".into()];
-    "rdma-devices" Failed "iWARP" |h| h.write("N/infiniband/mlx5_0/node_type", b"4: RNIC\n");
-    "rdma-devices" Warned "iWARP" |h| {
+    "rdma-devices" Passed "an iWARP device on PCI" iwarp;
+    "rdma-devices" Passed "an iWARP device in software" |h| {
+        iwarp(h);
+        h.write("N/infiniband/mlx5_0/node_desc", b"Software iWARP stack\n");
+    };
+    "rdma-devices" Failed "EFA" |h| h.write("N/infiniband/mlx5_0/node_type", b"7: unspecified\n");
+    "rdma-devices" Warned "EFA" |h| {
         // Nobody asked for RDMA.
         h.wants.verbs = false;
-        h.write("N/infiniband/mlx5_0/node_type", b"4: RNIC\n");
+        h.write("N/infiniband/mlx5_0/node_type", b"7: unspecified\n");
     };
     "rdma-devices" Warned "another is" |h| {
-        h.write("sys/class/infiniband/irdma0/node_type", b"4: RNIC\n");
+        h.write("sys/class/infiniband/efa0/node_type", b"7: unspecified\n");
     };
     "rdma-devices" Warned "of which kind" |h| h.remove("N/infiniband/mlx5_0/node_type");
+
+    "rdma-choice" Passed "mlx5_0 is taken: RoCE v2, address 10.1.2.3, 100 Gb/s" |_| {};
+    "rdma-choice" Passed "mlx5_0 is taken: iWARP, address 10.1.2.3, 100 Gb/s" iwarp;
+    "rdma-choice" Passed "irdma0 not: it has no such port" |h| {
+        h.write("sys/class/infiniband/irdma0/node_type", b"4: RNIC\n");
+    };
+    "rdma-choice" NotApplicable "ib-dev names mlx5_0" |h| h.wants.devices = vec!["mlx5_0".into()];
+    "rdma-choice" NotApplicable "no RDMA device" no_rdma;
+    "rdma-choice" Warned "its only address reaches no further" |h| h.wants.gid_index = Some(0);
+    "rdma-choice" Warned "it has no address" |h| {
+        h.remove(&format!("{PORT}/gids/0"));
+        h.remove(&format!("{PORT}/gids/1"));
+    };
+    "rdma-choice" NotApplicable "its port is down" |h| h.write(&format!("{PORT}/state"), b"1: DOWN\n");
+
+    "rdma-cm" Passed "no device here needs it" |_| {};
+    "rdma-cm" Passed "library are there; mlx5_0 connects by it alone" iwarp;
+    "rdma-cm" Passed "the library was not asked" |h| h.live = |r| r.rdma_cm.library = Read::Absent;
+    "rdma-cm" NotApplicable "no RDMA device" no_rdma;
+    "rdma-cm" Warned "modprobe rdma_ucm" |h| h.remove("sys/module/rdma_ucm");
+    "rdma-cm" Passed "module, device and library" |h| {
+        // Built into the kernel.
+        h.remove("sys/module/rdma_ucm");
+        h.write("sys/class/misc/rdma_cm/dev", b"10:58\n");
+    };
+    "rdma-cm" Failed "modprobe rdma_ucm" |h| {
+        iwarp(h);
+        h.remove("sys/module/rdma_ucm");
+    };
+    "rdma-cm" Warned "install librdmacm1" |h| h.live = |r| r.rdma_cm.library = Read::Unreadable("no such file".into());
+    "rdma-cm" Failed "install librdmacm1" |h| {
+        iwarp(h);
+        h.live = |r| r.rdma_cm.library = Read::Unreadable("no such file".into());
+    };
+    "rdma-cm" Failed "rdma_cm is not there" |h| {
+        iwarp(h);
+        h.remove("dev/infiniband/rdma_cm");
+    };
+    "rdma-cm" Failed "chmod 0666" |h| {
+        iwarp(h);
+        h.live = |r| r.rdma_cm.device = Read::Unreadable("this user may not read and write it".into());
+    };
+    "rdma-cm" Warned "modprobe rdma_ucm" |h| {
+        // Nobody asked for RDMA.
+        iwarp(h);
+        h.wants.verbs = false;
+        h.remove("sys/module/rdma_ucm");
+    };
+
+    "rdma-gid" NotApplicable "iWARP" iwarp;
+    "rdma-mtu" NotApplicable "iWARP" iwarp;
+    "rdma-address" Passed "iWARP at fe80::ff:fe00:1, 10.1.2.3 of eth9" iwarp;
+    "rdma-address" Failed "eth9 has no address" |h| {
+        iwarp(h);
+        h.live = |r| dev(r).addresses = Read::Is(vec![]);
+    };
+    "rdma-address" Warned "no interface with its hardware address" |h| {
+        iwarp(h);
+        h.remove("N/net/eth9/address");
+        h.remove("N/net");
+    };
 
     "rdma-verbs" Passed "1073741824 bytes" |_| {};
     "rdma-verbs" NotApplicable "not asked" |h| h.live = |r| port(r).verbs = Read::Absent;

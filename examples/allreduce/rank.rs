@@ -235,7 +235,7 @@ pub fn run(
     let mut host = vec![0u8; most];
     let mut step = 0;
     // One rank of a host counts for its port. Said once: then there is no count to the end.
-    let verbs = comm.transport() == Transport::Verbs;
+    let verbs = comm.transports().contains(&Transport::Verbs);
     let unknown = |why: String| eprintln!("allreduce: rank {rank} can't count RNR: {why}");
     let first = match &o.membership {
         None => o.share.start,
@@ -381,7 +381,7 @@ fn line(o: &Options, comm: &Comm, shape: &Shape, bytes: u64, measured: &[Measure
         op: o.op.name().into(),
         device: context.device().into(),
         window: context.settings().window.to_string(),
-        qp: comm.transport().to_string(),
+        qp: Transport::names(&comm.transports()),
         proxy: context.proxy_place().into(),
         channels: shape.channels,
         in_place: o.places == [Place::In],

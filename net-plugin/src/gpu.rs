@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use pushgate::settings::DeviceChoice;
-use pushgate::worker::{Lease, Lost, OneWay, PostError, Ticket, Worker, WorkerMover, WorkerOptions};
+use pushgate::worker::{
+    Lease, Lost, OneWay, PostError, SharedMover, Ticket, Worker, WorkerMover, WorkerOptions,
+};
 use pushgate_driver_shim::memory::ReadOnlyMemory;
 use pushgate_driver_shim::window::Window;
 use pushgate_gpu_kernels::{Access, DeviceBuffer, Executor, Registration, choose_at, current_device};
@@ -15,6 +17,8 @@ use crate::error::{Code, Failure, Result};
 
 /// A GPU with its worker.
 pub struct Gpu {
+    /// Copies into the GPU's memory, for all engines of the GPU.
+    mover: SharedMover,
     executor: Arc<dyn Executor>,
     worker: Worker,
     // The lock is held only for a few stores: one or two threads drive the connections of a GPU.
@@ -44,9 +48,8 @@ pub fn failed(e: PostError) -> Failure {
 }
 
 impl Gpu {
-    /// Opens a GPU, and the mover that copies into its memory for an engine. The device should be
-    /// idle.
-    pub fn open(index: u32) -> Result<(Gpu, Box<dyn Mover>)> {
+    /// Opens a GPU. The device should be idle.
+    pub fn open(index: u32) -> Result<Gpu> {
         let device = if index == CPU { DeviceChoice::Cpu } else { DeviceChoice::Cuda };
         let (executor, _) = choose_at(device, index).map_err(Failure::system("the GPU"))?;
         let (worker, queue) = Worker::new(&executor, WorkerOptions::of(&*executor))
@@ -55,9 +58,14 @@ impl Gpu {
         // SAFETY: besides small payloads the engine copies from peers' windows and landing rings.
         // `join` registers these before the queue pair is the engine's, and the connection keeps
         // them registered until the engine has let go of the queue pair.
-        let mover = unsafe { WorkerMover::new(&executor, pulls)? };
+        let mover = unsafe { WorkerMover::new(&executor, pulls)? }.into();
         let copies = AtomicBool::new(false);
-        Ok((Gpu { executor, worker, pushes: Mutex::new(pushes), copies }, Box::new(mover)))
+        Ok(Gpu { mover, executor, worker, pushes: Mutex::new(pushes), copies })
+    }
+
+    /// Copies into the GPU's memory, for one of its engines.
+    pub fn mover(&self) -> Box<dyn Mover> {
+        Box::new(self.mover.clone())
     }
 
     /// A description of the GPU for people.

@@ -192,7 +192,10 @@ impl Own {
             signals: crate::large::SIGNALS,
             rank: role.rank(),
         };
-        let lane = runtime.lane()?;
+        let lane = match transport {
+            Transport::Tcp => runtime.tcp_lane()?,
+            _ => runtime.lane()?,
+        };
         let window = Arc::new(runtime.memory("window", geometry.window_bytes(), settings.huge_pages)?);
         let work = segment(runtime, &geometry, Segment::Work)?;
         // Sealed for the same reason as a link segment (`NewEnd::new`): the peer may only read.

@@ -7,6 +7,7 @@
 //! a connection in use, `send` and `receive` its two ends.
 
 mod again;
+mod calls;
 mod comm;
 mod dial;
 mod end;

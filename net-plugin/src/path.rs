@@ -9,7 +9,6 @@ use pushgate_driver_shim::abi;
 use pushgate_gpu_kernels::DeviceChoice;
 use pushgate_pcie_model::findings::Findings;
 use pushgate_proxy::link::verbs::Device;
-use pushgate_proxy::mover::Mover;
 use pushgate_topology::{Address, Sysfs};
 
 use crate::error::{Code, Failure, Result};
@@ -28,7 +27,6 @@ pub const OVER_LOCAL: &str = "path push: the GPU pushes into the window, and the
 pub struct Opened {
     pub index: u32,
     pub gpu: Gpu,
-    pub mover: Box<dyn Mover>,
     pub rdma: Option<OverRdma>,
     /// The reason, as a sentence.
     pub why: String,
@@ -58,7 +56,7 @@ impl Opened {
         told: Option<Told>,
     ) -> Result<Opened> {
         let Settings { path, landing, .. } = *settings;
-        let (gpu, mover) = Gpu::open(index)?;
+        let gpu = Gpu::open(index)?;
         let (rdma, why) = match device {
             None => (None, format!("{OVER_LOCAL} ({})", gpu.describe())),
             Some(device) => {
@@ -79,7 +77,7 @@ impl Opened {
                 (Some(OverRdma { plan, reach }), why)
             }
         };
-        let opened = Opened { index, gpu, mover, rdma, why };
+        let opened = Opened { index, gpu, rdma, why };
         if opened.copies() {
             opened.gpu.will_copy()?;
         }
@@ -219,6 +217,13 @@ pub fn tell_nccl(one_host: bool) {
             }
         }
     });
+}
+
+/// Whether NCCL receives messages of the protocol LL in host memory ([`TOLD_ON_ONE_HOST`]). NCCL has read the variable by
+/// the time that it asks a tuner.
+pub fn ll_lands_on_host() -> bool {
+    let value = std::env::var(TOLD_ON_ONE_HOST.0).ok();
+    value.and_then(|value| value.trim().parse::<i64>().ok()).is_some_and(|value| value != 0)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

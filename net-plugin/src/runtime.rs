@@ -1,7 +1,9 @@
 //! The running threads of a process, one set for all of its communicators: an engine for each GPU that a rank of this
-//! process uses ([`Lane`]), the watch of connections, and the settings that they were started with.
+//! process uses, and more for connections over TCP ([`Lane`]), the watch of connections, and the settings that they were
+//! started with.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::net::{IpAddr, TcpListener};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -16,6 +18,7 @@ use pushgate_proxy::engine::{Drive, Engine, EngineOptions, QpId, StallReport};
 use pushgate_proxy::idle::Wake;
 use pushgate_proxy::link::tcp::{Host, Readiness, Tuning};
 use pushgate_proxy::link::verbs::Device;
+use pushgate_proxy::link::verbs::choice::Distance;
 use pushgate_proxy::memory::Keep;
 
 use crate::error::{Code, Failure, Result};
@@ -49,13 +52,24 @@ pub struct Loaded {
 pub struct Runtime {
     // Dropped first, because its thread calls the engine.
     pub watch: Watch,
-    lanes: Mutex<HashMap<Option<u32>, Arc<Lane>>>,
+    lanes: Mutex<HashMap<Option<u32>, Lanes>>,
     /// Where `tcp` queue pairs meet their other ends, from the first one on.
     tcp: Mutex<Option<Arc<Host>>>,
     pub loaded: Arc<Loaded>,
     /// What ends with the runtime, for the runtime's owner.
     _keep: Keep,
     next_seed: AtomicU64,
+}
+
+/// The lanes of a GPU, or of all connections without one.
+struct Lanes {
+    /// For all connections but those over TCP, and for those where NCCL's threads carry them.
+    first: Arc<Lane>,
+    /// For connections over TCP, which take the lanes in turn: a lane's thread copies through the kernel what its connections
+    /// send and receive, so one alone would be as slow as one core.
+    tcp: Vec<Arc<Lane>>,
+    /// Connections over TCP that were given a lane.
+    given: usize,
 }
 
 /// An engine, and the GPU that its connections are for.
@@ -67,7 +81,7 @@ pub struct Lane {
     pub bell: EventFd,
     /// Which streams of the lane's connections over TCP can go on.
     pub readiness: Arc<Readiness>,
-    /// Dropped before the GPU, because it holds some of the GPU's memory.
+    /// Dropped before the GPU, because it holds some of the GPU's memory. `None` on lanes for TCP alone too.
     pub rdma: Option<OverRdma>,
     pub gpu: Option<Arc<Gpu>>,
 }
@@ -117,8 +131,13 @@ impl Loaded {
             QpKind::Local => (None, None),
             QpKind::Tcp => (None, Some("qp = tcp here".into())),
             qp => {
-                let name = settings.rdma_device("in the NCCL plugin")?;
-                match Device::open(name, settings.ib_port as u8) {
+                let port = settings.ib_port as u8;
+                let opened = match settings.rdma_device("in the NCCL plugin")? {
+                    Some(name) => Device::open(name, port),
+                    // Whose GPU it will serve is not known yet.
+                    None => Device::choose(port, &pushgate::rdma::wish(&settings), |_| Distance::default()),
+                };
+                match opened {
                     Ok(device) => (Some(device), None),
                     // Ranks of this host need none.
                     Err(e) if qp == QpKind::Auto => (None, Some(e.to_string())),
@@ -211,12 +230,33 @@ impl Loaded {
     }
 }
 
+/// Cores that this process may use.
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// How many threads carry a GPU's connections over TCP; 0: NCCL's own do. With fewer than four cores NCCL's threads need them.
+fn tcp_threads(settings: &Settings, cores: usize) -> usize {
+    match (settings.net_tcp_threads, settings.drive) {
+        (AutoOr::Is(threads), _) => threads,
+        (_, DriveChoice::Caller) => 0,
+        _ => (cores / 4).min(8),
+    }
+}
+
 #[cfg(test)]
 impl Runtime {
     /// Makes a runtime for tests over `local`, without a GPU, whatever the environment says.
     pub fn of_a_test(window: u64) -> Arc<Self> {
+        Self::of_a_test_with(window, |_| {})
+    }
+
+    /// Makes a runtime for tests over `local`, without a GPU: the default settings with a window of `window` bytes, behind
+    /// what `change` does to them.
+    pub fn of_a_test_with(window: u64, change: impl FnOnce(&mut Settings)) -> Arc<Self> {
         let mut settings = Settings::default();
         settings.net_window_size = window;
+        change(&mut settings);
         let properties = Properties::local(false);
         let (identity, no_rdma) = (Identity::here(), Some("a test has none".into()));
         let tcp = None;
@@ -239,14 +279,43 @@ impl Runtime {
         })
     }
 
-    /// The lane for a connection of the GPU that is current on this thread; started if needed.
+    /// The first lane of the GPU that is current on this thread; started if needed.
     pub fn lane(&self) -> Result<Arc<Lane>> {
+        self.with_lanes(|lanes| Ok(lanes.first.clone()))
+    }
+
+    /// The lane for another connection over TCP of the GPU that is current on this thread; started if needed.
+    pub fn tcp_lane(&self) -> Result<Arc<Lane>> {
+        let threads = tcp_threads(&self.loaded.settings, cores());
+        self.with_lanes(|lanes| {
+            if threads == 0 {
+                return Ok(lanes.first.clone());
+            }
+            let at = lanes.given % threads;
+            if at == lanes.tcp.len() {
+                lanes.tcp.push(self.start_lane(Drive::Thread, lanes.first.gpu.clone(), None)?);
+            }
+            lanes.given += 1;
+            Ok(lanes.tcp[at].clone())
+        })
+    }
+
+    /// Calls `with` for the lanes of the GPU that is current on this thread; the first one is started if needed.
+    fn with_lanes<T>(&self, with: impl FnOnce(&mut Lanes) -> Result<T>) -> Result<T> {
         let index = self.loaded.gpu.as_ref().and_then(|_| gpu::current());
         let mut lanes = self.lanes.lock().unwrap_or_else(|e| e.into_inner());
-        if let Some(lane) = lanes.get(&index) {
-            return Ok(lane.clone());
-        }
-        let (gpu, mover, rdma) = match (index, &self.loaded.gpu) {
+        let lanes = match lanes.entry(index) {
+            Entry::Occupied(found) => found.into_mut(),
+            Entry::Vacant(place) => {
+                let first = self.first_lane(index)?;
+                place.insert(Lanes { first, tcp: Vec::new(), given: 0 })
+            }
+        };
+        with(lanes)
+    }
+
+    fn first_lane(&self, index: Option<u32>) -> Result<Arc<Lane>> {
+        let (gpu, rdma) = match (index, &self.loaded.gpu) {
             (Some(index), Some(first)) => {
                 // The first GPU stays open for its own lane if another GPU's lane is made first.
                 let first = first.lock().unwrap_or_else(|e| e.into_inner()).take_if(|o| o.index == index);
@@ -254,27 +323,33 @@ impl Runtime {
                     Some(first) => first,
                     None => self.loaded.another(index)?,
                 };
-                (Some(Arc::new(opened.gpu)), Some(opened.mover), opened.rdma)
+                (Some(Arc::new(opened.gpu)), opened.rdma)
             }
-            _ => (None, None, None),
+            _ => (None, None),
         };
-        let bell = EventFd::new().map_err(Failure::system("eventfd"))?;
-        let theirs = bell.try_clone().map_err(Failure::system("eventfd"))?;
-        // The engine spins longer before it sleeps where that takes no core from NCCL's threads.
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let drive = match self.loaded.settings.drive {
             DriveChoice::Auto | DriveChoice::Caller => Drive::Caller,
             DriveChoice::Thread => Drive::Thread,
         };
+        self.start_lane(drive, gpu, rdma)
+    }
+
+    fn start_lane(&self, drive: Drive, gpu: Option<Arc<Gpu>>, rdma: Option<OverRdma>) -> Result<Arc<Lane>> {
+        let bell = EventFd::new().map_err(Failure::system("eventfd"))?;
+        let theirs = bell.try_clone().map_err(Failure::system("eventfd"))?;
         // NCCL posts a receive when it waits for a message.
         let stall_report = StallReport { after: self.loaded.settings.stall_report, receives: true };
-        let options =
-            EngineOptions { drive, alone: cores >= 8, mover, stall_report, ..EngineOptions::default() };
+        let options = EngineOptions {
+            drive,
+            // The engine spins longer before it sleeps where that takes no core from NCCL's threads.
+            alone: cores() >= 8,
+            mover: gpu.as_ref().map(|gpu| gpu.mover()),
+            stall_report,
+            ..EngineOptions::default()
+        };
         let engine = Arc::new(log::scoped(|| Engine::start(theirs, options))?);
         let readiness = Readiness::new().map_err(Failure::system("epoll"))?;
-        let lane = Arc::new(Lane { engine, drive, bell, readiness, rdma, gpu });
-        lanes.insert(index, lane.clone());
-        Ok(lane)
+        Ok(Arc::new(Lane { engine, drive, bell, readiness, rdma, gpu }))
     }
 
     /// Where `tcp` queue pairs meet their other ends.
@@ -291,7 +366,7 @@ impl Runtime {
         let tuning = Tuning {
             path_timeout: (!limit.is_zero()).then_some(limit),
             io: s.tcp_io.into(),
-            // NCCL's threads drive, and each GPU has an engine of its own.
+            // NCCL's threads may drive, and there may be several engines.
             one_thread: false,
             tls: s.tls,
         };
@@ -302,7 +377,7 @@ impl Runtime {
     /// The GPU of a lane that exists.
     pub fn gpu(&self, index: u32) -> Option<Arc<Gpu>> {
         let lanes = self.lanes.lock().unwrap_or_else(|e| e.into_inner());
-        lanes.get(&Some(index))?.gpu.clone()
+        lanes.get(&Some(index))?.first.gpu.clone()
     }
 
     /// Allocates memory for segments, windows and transports.
@@ -318,5 +393,36 @@ impl Runtime {
     pub fn key_seed(&self) -> u32 {
         let n = self.next_seed.fetch_add(1, Ordering::Relaxed) as u32;
         std::process::id().wrapping_mul(2654435761) ^ n.wrapping_mul(0x9e37_79b9)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_over_tcp_take_their_lanes_in_turn_and_without_threads_the_first_lane() {
+        let lanes_of = |threads| {
+            let runtime = Runtime::of_a_test_with(1 << 16, |settings| settings.net_tcp_threads = threads);
+            let lanes: Vec<_> = (0..5).map(|_| Arc::as_ptr(&runtime.tcp_lane().unwrap())).collect();
+            let first = Arc::as_ptr(&runtime.lane().unwrap());
+            lanes.iter().map(|lane| (*lane != first).then_some(*lane)).collect::<Vec<_>>()
+        };
+        let [a, b, c, d, e] = lanes_of(AutoOr::Is(2))[..] else { unreachable!() };
+        assert!(a.is_some() && b.is_some() && a != b && [c, d, e] == [a, b, a]);
+        assert_eq!(lanes_of(AutoOr::Is(0)), [None; 5]);
+    }
+
+    #[test]
+    fn with_few_cores_or_where_the_caller_is_to_drive_no_thread_is_started_for_tcp() {
+        let of = |drive, threads, cores| {
+            let mut settings = Settings::default();
+            (settings.drive, settings.net_tcp_threads) = (drive, threads);
+            tcp_threads(&settings, cores)
+        };
+        let auto = [1, 3, 4, 16, 32, 256].map(|cores| of(DriveChoice::Auto, AutoOr::Auto, cores));
+        assert_eq!(auto, [0, 0, 1, 4, 8, 8]);
+        assert_eq!(of(DriveChoice::Caller, AutoOr::Auto, 32), 0);
+        assert_eq!(of(DriveChoice::Caller, AutoOr::Is(2), 1), 2);
     }
 }

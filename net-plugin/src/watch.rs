@@ -220,8 +220,9 @@ impl Shared {
         let key = found.key();
         let mut entries = self.entries();
         let Some(entry) = entries.get_mut(&key.id) else {
+            // The connection ended while its greeting came. The other end dials once more, and its token then tells how.
             if let Found::Greeted { stream, .. } = found {
-                meeting.again.refuse(&stream, "this end has given the connection up");
+                stream.close();
             }
             return;
         };
@@ -243,7 +244,8 @@ impl Shared {
             Found::Met { stream, received, .. } if broken => {
                 entry.goes_on(&self.epoll, key.id, stream, received)
             }
-            Found::Told { .. } if !broken => {
+            // One that is late tells of a socket of which another one has taken the place.
+            Found::Told { received, .. } if !broken && !entry.line.has_gone_beyond(received) => {
                 entry.breaks(&self.epoll, meeting, "the other end says so");
                 Ok(())
             }

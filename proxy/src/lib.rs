@@ -73,6 +73,8 @@ pub mod memory;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod mover;
 #[cfg(not(loom))]
+pub mod netlink;
+#[cfg(not(loom))]
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod producer;
 #[cfg(not(loom))]
@@ -106,5 +108,8 @@ pub mod sim;
 #[cfg(not(loom))]
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod status;
+#[cfg(not(loom))]
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
+mod watch;
 #[cfg(not(loom))]
 pub mod wire;

@@ -12,6 +12,8 @@ use pushgate_driver_shim::abi;
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::window::{Piece, Window};
 
+use crate::watch::Watch;
+
 /// Keeps a mapping in place for as long as it lives.
 pub type Keep = Arc<dyn Any + Send + Sync>;
 
@@ -124,7 +126,7 @@ impl From<Piece> for Mapped {
 #[derive(Clone)]
 pub struct Words {
     words: &'static [AtomicU64],
-    _keep: Keep,
+    keep: Keep,
 }
 
 impl Words {
@@ -144,13 +146,20 @@ impl Words {
         // handed out with the lifetime of `self`. Others change them at any time, which
         // atomics allow.
         let words = unsafe { std::slice::from_raw_parts((memory.address + offset) as *const AtomicU64, n) };
-        Words { words, _keep: memory.keep }
+        Words { words, keep: memory.keep }
     }
 
     /// `n` words from byte `offset` of memory that a peer or producer writes and this process only reads. The caller
     /// must not store to them: `ring::look` and `ring::observe` read such words by relaxed loads.
     pub(crate) fn readable(memory: impl Into<Mapped>, offset: usize, n: usize) -> Self {
         Self::of(memory.into(), offset, n)
+    }
+}
+
+impl Words {
+    /// Adds a word to a watch; its value, and whether there was room.
+    pub(crate) fn watch(&self, at: usize, watch: &mut Watch) -> (u64, bool) {
+        watch.add(&self.words[at], &self.keep)
     }
 }
 

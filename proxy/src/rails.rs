@@ -17,6 +17,7 @@
 //! what a rail owes is not known.
 
 mod again;
+mod away;
 mod link;
 
 use std::collections::BTreeMap;
@@ -29,6 +30,7 @@ use pushgate_core::recovery::{Control, Order, Patience, Recovery};
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Opcode, Record, RecordWords};
 
+use self::away::Away;
 use crate::link::{LinkDown, PeerCounts, Rail, StripeArrival};
 use crate::region::RegionMemory;
 use crate::session::Status;
@@ -119,6 +121,8 @@ struct One {
     undecided: bool,
     /// The peer has given the rail up for good.
     over: bool,
+    /// The rail has had no link yet, and does not look for one yet.
+    unborn: bool,
     /// Stripes posted and taken in over the rail before the present epoch.
     before: [u64; 2],
     /// Stripes taken in that the peer was told of.
@@ -153,6 +157,8 @@ struct Own {
 /// Several links under one session.
 pub struct Rails {
     rails: Vec<One>,
+    /// A rail that had a link from the start: what all links have in common it is asked for.
+    first: usize,
     beside: Box<dyn Beside>,
     sending: Sending,
     placing: Placing,
@@ -181,22 +187,31 @@ pub struct Rails {
 }
 
 impl Rails {
-    /// A session over these links, each of epoch 0 and joined with its other end. `now`: the time as [`Link::check`](crate::link::Link::check) has it.
+    /// A session over these links, each of epoch 0 and joined with its other end. A rail without a link here has none at the
+    /// other end either, and is joined as one that broke. `now`: the time as [`Link::check`](crate::link::Link::check) has it.
     ///
     /// # Panics
     ///
-    /// If there are more links than [`pushgate_core::rails::MOST_RAILS`], or none.
-    pub fn new(links: Vec<Box<dyn Rail>>, beside: Box<dyn Beside>, options: Options, now: u64) -> Self {
+    /// If there are more rails than [`pushgate_core::rails::MOST_RAILS`], or no link.
+    pub fn new(
+        links: Vec<Option<Box<dyn Rail>>>,
+        beside: Box<dyn Beside>,
+        options: Options,
+        now: u64,
+    ) -> Self {
         let mut sending = Sending::new(options.rules, links.len());
-        links.iter().enumerate().for_each(|(rail, link)| sending.join(rail, link.budget()));
+        let there = |(rail, link): (usize, &Option<Box<dyn Rail>>)| Some((rail, link.as_ref()?.budget()));
+        links.iter().enumerate().filter_map(there).for_each(|(rail, budget)| sending.join(rail, budget));
+        let first = links.iter().position(Option::is_some).expect("a session starts over a link");
         let window = 1 << options.rules.window_log;
         // A rail comes back whenever its device works again.
         let options = Options { patience: Patience { whole: u64::MAX, ..options.patience }, ..options };
         let gives_up = Status::new(abi::PUSHGATE_LINK_DOWN);
         let rails = links.into_iter().map(|link| One {
-            link,
+            receives: link.is_some(),
+            unborn: link.is_none(),
+            link: link.unwrap_or_else(|| Box::new(Away)),
             recovery: Recovery::new(options.patience, gives_up),
-            receives: true,
             fencing: false,
             next: Next::Nothing,
             ready: None,
@@ -208,6 +223,7 @@ impl Rails {
         });
         Rails {
             rails: rails.collect(),
+            first,
             beside,
             sending,
             placing: Placing::new(window),

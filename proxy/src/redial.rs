@@ -102,6 +102,8 @@ pub enum Found<K> {
     Told {
         /// The connection.
         key: K,
+        /// How many frames of this end the other end has received. A connection over which it has told of more is another one.
+        received: u64,
     },
     /// The other end's process has ended, or refuses this end.
     Gone {
@@ -120,7 +122,7 @@ impl<K: Copy> Found<K> {
         match self {
             Found::Greeted { key, .. }
             | Found::Met { key, .. }
-            | Found::Told { key }
+            | Found::Told { key, .. }
             | Found::Gone { key, .. } => *key,
         }
     }
@@ -318,7 +320,7 @@ fn hear<P: Party>(party: &P, arrival: Arrival) -> Result<Option<Found<P::Key>>, 
     tune(&stream, true).map_err(|e| e.to_string())?;
     let (version, body) = opened(&greeting)?;
     match party.check(version, body) {
-        Ok((key, _)) if party.dials(key) => Ok(Some(Found::Told { key })),
+        Ok((key, received)) if party.dials(key) => Ok(Some(Found::Told { key, received })),
         Ok((key, received)) => Ok(Some(Found::Greeted { key, stream, received })),
         Err(answer) => {
             if let Some(answer) = &answer {

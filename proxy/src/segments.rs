@@ -20,6 +20,7 @@ use crate::crash::may_crash;
 use crate::link::PeerCounts;
 use crate::memory::{Mapped, Words};
 use crate::ring::{self, Found, Look};
+use crate::watch::Watch;
 
 /// Words of a posted receive.
 const RECEIVE: usize = abi::PUSHGATE_RECV_WORDS as usize;
@@ -39,6 +40,13 @@ fn first(cursor: u64, log: u32, words: usize) -> usize {
 #[inline(always)]
 fn lap(cursor: u64, log: u32) -> u64 {
     (lap_of(cursor, log) as u64) << abi::PUSHGATE_LAP_SHIFT
+}
+
+/// Watches the first word of the entry for `cursor`. False if that word has the lap that is due: the entry is there, in whole
+/// or in part.
+fn watch_slot(ring: &Words, cursor: u64, log: u32, words: usize, watch: &mut Watch) -> bool {
+    let (value, watched) = ring.watch(first(cursor, log, words), watch);
+    watched && (value >> abi::PUSHGATE_LAP_SHIFT) as u8 != lap_of(cursor, log)
 }
 
 // ------------------------------------------------------------------------ work
@@ -79,6 +87,14 @@ impl WorkAtEngine {
     /// Whether the WQE of a slot was published, in whole or in part.
     pub(crate) fn touched(&self, slot: u64) -> bool {
         ring::touched(&self.wqes, slot, self.slots_log)
+    }
+
+    /// Watches what the device may write next: a WQE of slot `head`, CONSUMED, and the posted receive of a number. False if
+    /// one of the two is there already, in whole or in part: later words of it are not watched.
+    pub(crate) fn watch(&self, head: u64, receive: Option<u64>, watch: &mut Watch) -> bool {
+        let wqe = watch_slot(&self.wqes, head, self.slots_log, 8, watch);
+        let receives = receive.is_none_or(|at| watch_slot(&self.receives, at, self.rx_log, RECEIVE, watch));
+        wqe && receives && self.consumed.watch(0, watch).1
     }
 
     /// Receive records that the device has given back. CONSUMED: the device's reads of their places before the count.
@@ -478,6 +494,14 @@ impl LinkAtPeer {
             sleeping: Words::readable(memory, abi::PUSHGATE_LINK_SLEEPING as usize, 1),
             log: g.link_log,
         }
+    }
+
+    /// Watches what the peer's engine may write next: the record of message number `at`, and its counts. False if the record
+    /// is there already, in whole or in part.
+    pub(crate) fn watch(&self, at: u64, watch: &mut Watch) -> bool {
+        let record = watch_slot(&self.ring, at, self.log, 8, watch);
+        let counts = [LINK_RECEIVED, LINK_RELEASED, LINK_GRANTED];
+        record && counts.into_iter().all(|count| self.line.watch(count, watch).1)
     }
 
     /// Looks at the record of message number `at`, and copies it to `words` if it is complete.

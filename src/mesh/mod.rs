@@ -1,7 +1,7 @@
 //! The mesh: a socket between every two ranks, beside the data path. Ranks find each other through
 //! it, send set-up messages over it, and learn from a socket's end that another rank died. On one
 //! host the sockets are Unix sockets, which also carry descriptors (`unix`); between hosts they are
-//! TCP (`tcp`).
+//! TCP (`tcp`). Ranks that met over TCP and find that they share a host go on over a Unix socket (`tcp/reach.rs`).
 //!
 //! One thread (`reader`) serves all of a rank's sockets and never waits for one of them. So a
 //! rank's end is noticed at once, even while no thread waits for a message, and whatever another
@@ -47,10 +47,12 @@ use rustix::io::Errno;
 use rustix::net::connect_unspec;
 
 use crate::error::{Error, Result};
+use crate::settings::Transport;
 use inbox::{Inbox, Leaving, Most, State};
 pub(crate) use meeting::{BothReady, Call, End, HandedOver, meet};
 use out::Out;
 pub(crate) use set_up::{Channel, SetUp, TellEnd, TellEngine};
+pub(crate) use tcp::{Fabric, May};
 
 /// Label of a farewell: this rank leaves in order.
 const BYE: u32 = 0;
@@ -193,17 +195,19 @@ struct Link {
     stream: Stream,
     /// The rank's process, where the rank could hand over a pidfd.
     process: Option<Process>,
+    /// What the two ranks agreed on for their queue pairs; `None` where the settings say it.
+    transport: Option<Transport>,
 }
 
 impl From<UnixStream> for Link {
     fn from(stream: UnixStream) -> Self {
-        Link { stream: Stream::Unix(stream), process: None }
+        Link { stream: Stream::Unix(stream), process: None, transport: None }
     }
 }
 
 impl From<door::Stream> for Link {
     fn from(stream: door::Stream) -> Self {
-        Link { stream: Stream::Tcp(stream), process: None }
+        Link { stream: Stream::Tcp(stream), process: None, transport: None }
     }
 }
 
@@ -213,6 +217,8 @@ struct Peer {
     is_here: bool,
     /// The rank's process, where the rank could hand over a pidfd.
     process: Option<Process>,
+    /// What the two ranks agreed on for their queue pairs; `None` where the settings say it.
+    transport: Option<Transport>,
     out: Mutex<Out>,
     /// Signalled when some of `out` has left, or when `out` is closed.
     room: Condvar,
@@ -220,10 +226,10 @@ struct Peer {
 
 impl Peer {
     /// `replaced`: a connection to another host that breaks is replaced.
-    fn new(Link { stream, process }: Link, replaced: bool) -> Self {
+    fn new(Link { stream, process, transport }: Link, replaced: bool) -> Self {
         let is_here = matches!(stream, Stream::Unix(_));
         let out = Mutex::new(Out::new(stream, replaced && !is_here));
-        Peer { is_here, process, out, room: Condvar::new() }
+        Peer { is_here, process, transport, out, room: Condvar::new() }
     }
 
     fn out(&self) -> MutexGuard<'_, Out> {
@@ -315,7 +321,7 @@ impl Mesh {
 
     /// Joins as a rank on any host. All ranks meet at `rendezvous`, where rank 0 listens; `host` is
     /// the address at which this rank listens to other ranks, or "auto". A connection that breaks may be gone for `recover`;
-    /// `None`: its rank is lost then. `terms`: what all ranks must agree on.
+    /// `None`: its rank is lost then. `terms`: what all ranks must agree on. `may`: what this rank's queue pairs may be.
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn connect_tcp(
         job: &str,
@@ -326,13 +332,15 @@ impl Mesh {
         timeout: Duration,
         recover: Option<Duration>,
         terms: Terms,
+        may: &May,
     ) -> Result<Mesh> {
         let me = tcp::Me::new(job, rank, size, timeout, recover, terms)?;
-        let (streams, again) = match rank {
+        let joined = match rank {
             0 => me.gather(&me.listen_at(rendezvous)?)?,
             _ => me.join(rendezvous, host)?,
         };
-        Mesh::new(rank, streams, timeout, again)
+        let (links, again) = me.agree(joined, may)?;
+        Mesh::new(rank, links, timeout, again)
     }
 
     /// Joins as rank 0, at which all other ranks arrive by a socket that listens already, at `rendezvous`.
@@ -343,10 +351,12 @@ impl Mesh {
         timeout: Duration,
         recover: Option<Duration>,
         terms: Terms,
+        may: &May,
     ) -> Result<Mesh> {
         let me = tcp::Me::new(job, 0, size, timeout, recover, terms)?;
-        let (streams, again) = me.gather(&me.listen_on(listener, rendezvous)?)?;
-        Mesh::new(0, streams, timeout, again)
+        let joined = me.gather(&me.listen_on(listener, rendezvous)?)?;
+        let (links, again) = me.agree(joined, may)?;
+        Mesh::new(0, links, timeout, again)
     }
 
     fn new<L: Into<Link>>(
@@ -497,9 +507,14 @@ impl Mesh {
         }
     }
 
-    /// The address family by which the hosts reach each other; `None` if all ranks are on one host.
-    pub(crate) fn family(&self) -> Option<Family> {
-        match &*self.shared.peers.iter().flatten().next()?.out().stream {
+    /// What queue pairs with a rank are, where the two ranks agreed on it; `None` where the settings say it.
+    pub(crate) fn transport(&self, rank: u32) -> Option<Transport> {
+        self.shared.peer(rank).transport
+    }
+
+    /// The address family by which this host and a rank's reach each other; `None` if the rank was met over a Unix socket.
+    pub(crate) fn family(&self, rank: u32) -> Option<Family> {
+        match &*self.shared.peer(rank).out().stream {
             Stream::Unix(_) => None,
             Stream::Tcp(s) => Some(match s.peer_addr().ok()?.ip().to_canonical() {
                 IpAddr::V4(_) => Family::V4,
@@ -508,13 +523,13 @@ impl Mesh {
         }
     }
 
-    /// The address of this host by which the others reach it; a loopback address if all ranks are on one host.
-    pub(crate) fn address(&self) -> IpAddr {
-        let own = |peer: &Peer| match &*peer.out().stream {
+    /// The address of this host by which a rank reaches it; a loopback address if the rank was met over a Unix socket.
+    pub(crate) fn address(&self, rank: u32) -> IpAddr {
+        let own = match &*self.shared.peer(rank).out().stream {
             Stream::Unix(_) => None,
             Stream::Tcp(s) => s.local_addr().ok().map(|address| address.ip().to_canonical()),
         };
-        self.shared.peers.iter().flatten().find_map(own).unwrap_or(Ipv4Addr::LOCALHOST.into())
+        own.unwrap_or(Ipv4Addr::LOCALHOST.into())
     }
 
     /// The first rank that was lost, if any.

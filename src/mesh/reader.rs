@@ -217,7 +217,8 @@ fn meet_again(
         }
         // Of attempts that were given up nothing is taken.
         Found::Met { stream, received, .. } if p.broken.is_some() => p.goes_on(stream, received),
-        Found::Told { .. } if p.broken.is_none() => {
+        // One that is late tells of a connection of which another one has taken the place.
+        Found::Told { received, .. } if p.broken.is_none() && !p.peer.out().has_gone_beyond(received) => {
             p.breaks("the other rank says so".into(), again, finder);
             None
         }

@@ -9,23 +9,25 @@
 
 mod again;
 mod greeting;
+mod reach;
 #[cfg(test)]
 mod tests;
 
 use std::fmt::Display;
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::versions::ABI;
 use pushgate_proxy::door::{Arrival, Dialer, Door, DoorError, Limits, Refused, Stream, Terms, VARIABLE};
-use pushgate_proxy::redial::envelope::{HEADER, Incoming, envelope, opened, plain, tune, wait};
+use pushgate_proxy::redial::envelope::{HEADER, Incoming, envelope, opened, plain, send_all, tune, wait};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
 use again::Ranks;
 pub(super) use again::{Again, Finder, Found};
 use greeting::{Answer, Hello, MAX_ANSWER, MAX_GREETING, RELEASE, VERSIONS, answer, differs};
+pub(crate) use reach::{Fabric, May};
 
 use crate::error::{Error, Result};
 
@@ -124,11 +126,7 @@ impl<'a> Me<'a> {
     /// Rank 0: waits for all other ranks and tells each where the others listen.
     pub(super) fn gather(&self, door: &Door) -> Result<Joined> {
         let places = self.accept(door, None)?;
-        let mut random = [0; 16];
-        std::fs::File::open("/dev/urandom")
-            .and_then(|mut f| f.read_exact(&mut random))
-            .map_err(Error::io("a token for the job from /dev/urandom"))?;
-        let token: String = random.iter().map(|b| format!("{b:02x}")).collect();
+        let token = reach::secret().map_err(Error::io("a token for the job from /dev/urandom"))?;
         let addresses: Vec<_> =
             places.iter().flatten().map(|(hello, _)| hello.listens.expect("checked")).collect();
         // The rendezvous itself is free again for another job.

@@ -63,18 +63,40 @@ pub(super) fn connect(job: &str, rank: u32, size: u32, timeout: Duration) -> Res
     let listener = UnixListener::bind_addr(&address)
         .map_err(Error::io(format!("listening as rank {rank} of job {job}; is it running twice?")))?;
     listener.set_nonblocking(true).map_err(Error::io("rendezvous socket"))?;
-    let process = Process::own()
-        .inspect_err(|e| {
-            tracing::warn!(rank, "no pidfd ({e}): while a forked child lives, this rank's death is not seen");
-        })
-        .ok();
-    let me = Me { job, rank, size, timeout, deadline: Instant::now() + timeout, process };
+    let process = own_process(rank);
+    let deadline = Instant::now() + timeout;
+    let me = Me { job, rank, size, timeout, deadline, process: process.as_ref(), proof: &[] };
     let mut links: Links = (0..size).map(|_| None).collect();
     for lower in 0..rank {
         links[lower as usize] = Some(me.join(lower)?);
     }
-    me.accept(&listener, &mut links)?;
+    let higher: Vec<u32> = (rank + 1..size).collect();
+    me.accept(&listener, &higher, &mut links)?;
     Ok(links)
+}
+
+/// Where ranks of this host arrive that have met elsewhere.
+pub(super) struct Here {
+    pub(super) listener: UnixListener,
+    pub(super) process: Option<Process>,
+}
+
+impl Here {
+    /// Listens under an abstract name.
+    pub(super) fn open(name: &str, rank: u32) -> io::Result<Here> {
+        let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
+        listener.set_nonblocking(true)?;
+        Ok(Here { listener, process: own_process(rank) })
+    }
+}
+
+/// A handle of this process for other ranks.
+fn own_process(rank: u32) -> Option<Process> {
+    Process::own()
+        .inspect_err(|e| {
+            tracing::warn!(rank, "no pidfd ({e}): while a forked child lives, this rank's death is not seen");
+        })
+        .ok()
 }
 
 fn name(job: &str, rank: u32) -> String {
@@ -88,23 +110,45 @@ struct Greeting {
     until: Instant,
 }
 
+/// Why a lower rank was not greeted.
+pub(super) enum Dial {
+    /// Another try may succeed.
+    Later(io::Error),
+    /// The name is another program's.
+    Wrong(Error),
+}
+
+impl std::fmt::Display for Dial {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Dial::Later(e) => e.fmt(f),
+            Dial::Wrong(e) => e.fmt(f),
+        }
+    }
+}
+
 /// This rank while it connects to the others.
-struct Me<'a> {
-    job: &'a str,
-    rank: u32,
-    size: u32,
-    timeout: Duration,
-    deadline: Instant,
-    process: Option<Process>,
+pub(super) struct Me<'a> {
+    pub(super) job: &'a str,
+    pub(super) rank: u32,
+    pub(super) size: u32,
+    pub(super) timeout: Duration,
+    pub(super) deadline: Instant,
+    pub(super) process: Option<&'a Process>,
+    /// What a higher rank's greeting must end with.
+    pub(super) proof: &'a [u8],
 }
 
 impl Me<'_> {
     /// Connects to a lower rank and greets it; repeats until that rank listens or time is up.
     fn join(&self, lower: u32) -> Result<Link> {
-        let hello: Vec<u8> =
-            [VERSION, self.rank, lower, self.size].iter().flat_map(|v| v.to_le_bytes()).collect();
         loop {
-            let why = match self.greet(lower, &hello)? {
+            let answered = match self.dial(lower, &name(self.job, lower), &[]) {
+                Ok(stream) => self.answered(stream, lower)?,
+                Err(Dial::Wrong(e)) => return Err(e),
+                Err(Dial::Later(e)) => Err(e),
+            };
+            let why = match answered {
                 Ok(link) => return Ok(link),
                 Err(why) => why,
             };
@@ -117,17 +161,23 @@ impl Me<'_> {
         }
     }
 
-    /// Tries once. After an inner error another try may succeed.
-    fn greet(&self, lower: u32, hello: &[u8]) -> Result<std::result::Result<Link, io::Error>> {
-        let at = format!("@{}", name(self.job, lower));
-        let stream = match wire::dial(Path::new(&at), self.deadline) {
-            Ok(stream) => stream,
-            Err(e) => return Ok(Err(e)),
-        };
-        check_owner(&stream, lower)?;
-        if let Err(e) = self.say(&stream, hello) {
-            return Ok(Err(e));
-        }
+    /// Connects to a lower rank at its abstract name, and greets it. `proof` ends the greeting.
+    pub(super) fn dial(&self, lower: u32, name: &str, proof: &[u8]) -> std::result::Result<UnixStream, Dial> {
+        let stream = wire::dial(Path::new(&format!("@{name}")), self.deadline).map_err(Dial::Later)?;
+        check_owner(&stream, lower).map_err(Dial::Wrong)?;
+        let words = [VERSION, self.rank, lower, self.size];
+        let hello: Vec<u8> =
+            words.iter().flat_map(|v| v.to_le_bytes()).chain(proof.iter().copied()).collect();
+        self.say(&stream, &hello).map_err(Dial::Later)?;
+        Ok(stream)
+    }
+
+    /// Waits for the answer of a lower rank that was greeted. After an inner error another try may succeed.
+    pub(super) fn answered(
+        &self,
+        stream: UnixStream,
+        lower: u32,
+    ) -> Result<std::result::Result<Link, io::Error>> {
         let mut incoming = Incoming::default();
         let (answer, fds) = loop {
             match incoming.receive(&stream, MAX_ANSWER, 1) {
@@ -155,18 +205,17 @@ impl Me<'_> {
     /// buffer empty.
     fn say(&self, stream: &UnixStream, bytes: &[u8]) -> io::Result<()> {
         stream.set_write_timeout(Some(GREETING))?;
-        let fds: Vec<_> = self.process.iter().map(|p| p.as_fd()).collect();
+        let fds: Vec<_> = self.process.map(|p| p.as_fd()).into_iter().collect();
         send_message(stream, bytes, &fds)
     }
 
-    /// Waits until all higher ranks have greeted, and answers them.
-    fn accept(&self, listener: &UnixListener, links: &mut Links) -> Result<()> {
+    /// Waits until these higher ranks have greeted, and answers them.
+    pub(super) fn accept(&self, listener: &UnixListener, higher: &[u32], links: &mut Links) -> Result<()> {
         let mut greetings: Vec<Greeting> = Vec::new();
         let mut last_refused = String::new();
-        let higher = self.rank as usize + 1..self.size as usize;
+        let higher = || higher.iter().map(|r| *r as usize);
         loop {
-            let missing: Vec<_> =
-                higher.clone().filter(|r| links[*r].is_none()).map(|r| r.to_string()).collect();
+            let missing: Vec<_> = higher().filter(|r| links[*r].is_none()).map(|r| r.to_string()).collect();
             if missing.is_empty() {
                 break;
             }
@@ -174,7 +223,7 @@ impl Me<'_> {
             if now >= self.deadline {
                 let missing = missing.join(", ");
                 let why = format!("rank {missing} did not come within {:?}", self.timeout);
-                for link in links[higher].iter().flatten() {
+                for link in higher().filter_map(|r| links[r].as_ref()) {
                     self.refuse(&link.stream, &why);
                 }
                 let what = format!("waiting for rank {missing}{last_refused}");
@@ -184,7 +233,7 @@ impl Me<'_> {
             let until = greetings.iter().map(|g| g.until).fold(self.deadline, Instant::min);
             let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
             fds.extend(greetings.iter().map(|g| PollFd::new(&g.stream, PollFlags::IN)));
-            let here: Vec<usize> = higher.clone().filter(|r| links[*r].is_some()).collect();
+            let here: Vec<usize> = higher().filter(|r| links[*r].is_some()).collect();
             let settled = || here.iter().filter_map(|r| links[*r].as_ref());
             fds.extend(settled().map(|link| PollFd::from_borrowed_fd(link.stream.fd(), PollFlags::IN)));
             if !wait(&mut fds, until) {
@@ -215,7 +264,7 @@ impl Me<'_> {
                 match taken {
                     // A rank that was started again replaces its earlier connection.
                     Ok((from, process)) => {
-                        links[from as usize] = Some(Link { stream: Stream::Unix(g.stream), process });
+                        links[from as usize] = Some(Link { process, ..g.stream.into() });
                     }
                     Err(why) => {
                         tracing::warn!(rank = self.rank, "refused a connection at the rendezvous: {why}");
@@ -249,7 +298,7 @@ impl Me<'_> {
                 }
             }
         }
-        for rank in higher {
+        for rank in higher() {
             let Some(Link { stream: Stream::Unix(stream), .. }) = &links[rank] else { continue };
             // A rank that has gone in the meantime is noticed as lost once all ranks listen.
             let _ = self.say(stream, &[WELCOME]);
@@ -263,9 +312,12 @@ impl Me<'_> {
         stream: &UnixStream,
         (bytes, fds): Frame,
     ) -> std::result::Result<(u32, Option<Process>), String> {
-        let words: Vec<u32> =
-            bytes.chunks_exact(4).map(|c| u32::from_le_bytes(c.try_into().expect("four bytes"))).collect();
         let release = "run one release of pushgate for all ranks";
+        let Some(words) = bytes.strip_suffix(self.proof) else {
+            return Err("its greeting does not end with what this rank has told the ranks of its job".into());
+        };
+        let words: Vec<u32> =
+            words.chunks_exact(4).map(|c| u32::from_le_bytes(c.try_into().expect("four bytes"))).collect();
         let [version, from, to, size] = words[..] else {
             return Err(format!("its greeting has {} bytes, expected 16: {release}", bytes.len()));
         };
@@ -293,7 +345,7 @@ impl Me<'_> {
 }
 
 fn link(stream: UnixStream, fds: Vec<OwnedFd>) -> std::result::Result<Link, String> {
-    Ok(Link { stream: Stream::Unix(stream), process: process(fds)? })
+    Ok(Link { process: process(fds)?, ..stream.into() })
 }
 
 /// The peer's process, if the peer could hand over a pidfd of itself.

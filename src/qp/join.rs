@@ -25,6 +25,7 @@ pub(crate) struct OwnEnd<'a> {
     /// The peer's process, if it has a number in this PID namespace.
     peer_pid: Option<u32>,
     own: Own,
+    transport: Transport,
     step: Step,
 }
 
@@ -40,8 +41,9 @@ impl<'a> OwnEnd<'a> {
     /// Makes the memory of this end.
     pub(crate) fn new(context: &'a Context, mesh: &Mesh, peer: u32, config: QpConfig) -> Result<Self> {
         let own = Own::new(context, mesh.rank, config)?;
-        let (family, address, peer_pid) = (mesh.family(), mesh.address(), mesh.pid(peer));
-        Ok(OwnEnd { context, peer, family, address, peer_pid, own, step: Step::Closed })
+        let (family, address, peer_pid) = (mesh.family(peer), mesh.address(peer), mesh.pid(peer));
+        let transport = mesh.transport(peer).unwrap_or_else(|| context.transport_here());
+        Ok(OwnEnd { context, peer, family, address, peer_pid, own, transport, step: Step::Closed })
     }
 
     /// Hands both ends to the engine and registers the memory with the device. `places` is what the peer's transport
@@ -81,7 +83,7 @@ impl End for OwnEnd<'_> {
     fn offer(&mut self) -> Result<Frame> {
         // Released first, so that the older incarnation of the peer can write nothing of it.
         self.step = Step::Closed;
-        let opening = match self.context.settings().transport_between(self.family.is_some()) {
+        let opening = match self.transport {
             Transport::Local => local::open(self.context, &self.own)?,
             Transport::Verbs => verbs::open(self.context, &self.own, self.family)?,
             Transport::Tcp => tcp::open(self.context, &self.own, self.address, self.peer)?,

@@ -62,6 +62,12 @@ pub(super) struct DrivenEnd {
     pub(super) streams: bool,
 }
 
+/// What one end makes: window, work, control and link segment.
+fn bytes(geometry: &Geometry) -> u64 {
+    let segments = [Segment::Work, Segment::Control, Segment::Link].map(|kind| geometry.bytes(kind));
+    (geometry.window_bytes() + segments.iter().sum::<usize>()) as u64
+}
+
 fn log2(name: &str, value: u64) -> Result<u32> {
     if !value.is_power_of_two() {
         return Err(Error::config(name, value, "a power of two"));
@@ -89,6 +95,15 @@ impl Own {
             rank,
         };
         geometry.validate().map_err(|e| Error::Memory(e.into()))?;
+        let needed = bytes(&geometry);
+        if needed > s.peer_memory {
+            let allowed = format!(
+                "{needed} or more, which window-size {window}, slots {} and receives {} take; or smaller ones of these",
+                1u64 << geometry.slots_log,
+                1u64 << geometry.rx_log
+            );
+            return Err(s.refused("peer_memory", allowed));
+        }
         let name = format!("pushgate-window-{rank}");
         if s.rings == RingsPlace::Window {
             let all = context.window(&name, placed::bytes(&geometry))?;
@@ -143,4 +158,31 @@ pub(super) fn allocator(context: &Context) -> AllocateLater {
     Box::new(move |name, bytes| {
         placement::memory(&settings, &executor, &format!("pushgate-{name}"), bytes, name == "mirror")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Settings;
+
+    #[test]
+    fn an_end_that_needs_more_than_the_setting_peer_memory_is_refused_with_what_it_needs() {
+        let mut settings = Settings::default();
+        settings.set("device", "cpu").unwrap();
+        settings.set("peer_memory", "1M").unwrap();
+        let context = Context::builder().settings(settings).build().unwrap();
+        let new = |window_size| {
+            let config = QpConfig {
+                window_size: Some(window_size),
+                slots: Some(64),
+                receives: Some(64),
+                ..QpConfig::default()
+            };
+            Own::new(&context, 0, config).map(|own| bytes(&own.geometry))
+        };
+        assert!(new(64 << 10).expect("it is small") < 1 << 20);
+        let said = new(1 << 20).expect_err("the window alone takes all").to_string();
+        assert!(said.starts_with("invalid peer-memory `1M`"), "{said}");
+        assert!(said.contains("window-size 1048576, slots 64 and receives 64"), "{said}");
+    }
 }

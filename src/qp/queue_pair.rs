@@ -9,6 +9,7 @@ use pushgate_driver_shim::placed::{Placed, State as RingState};
 use pushgate_driver_shim::window::{Piece, Window};
 use pushgate_gpu_kernels::{Access, DeviceBuffer, Registration};
 use pushgate_proxy::engine::{EngineError, QpId};
+use pushgate_proxy::producer::Producer;
 use pushgate_proxy::region::Exported;
 use pushgate_proxy::session::Status;
 
@@ -197,6 +198,15 @@ impl QueuePair {
     #[doc(hidden)]
     pub fn links_replaced(&self) -> Result<u64> {
         Ok(self.context.inner.proxy.counters()?.recovered)
+    }
+
+    /// The producer of this end, for a program that drives the engine (`drive = caller`), pushes on the host and launches no
+    /// kernel. A queue pair has one: no kernel uses this end, nor another producer. For benches.
+    #[doc(hidden)]
+    pub fn producer(&self) -> Producer {
+        let Own { geometry, window, work, control, .. } = &self.memory.own;
+        // Who drives the engine finds it awake, so there is nothing to ring.
+        Producer::new(*geometry, work.clone(), control.clone(), window.clone(), None)
     }
 
     /// Keeps mapped and registered, for ever, what a device may still read or write.

@@ -64,6 +64,13 @@ pub(super) fn open(context: &Context, own: &Own, family: Option<Family>) -> Resu
     let devices = context.rdma()?;
     let posted_receives = own.config.posted_receives;
     let config = Config { posted_receives, ..config(context, family)? };
+    if context.settings().cq_events == CqEvents::Event
+        && let Some(device) = devices.iter().find(|device| !device.kind().immediate)
+    {
+        let (kind, name) = (device.kind().name, device.name());
+        let allowed = format!("auto or poll with {name}: {kind}, which has no immediate data to wake by");
+        return Err(context.settings().refused("cq-events", allowed));
+    }
     let allocate = &mut *allocator(context);
     if let [device] = &devices[..] {
         let opening = VerbsOpening::new(device, &config, own.geometry, own.window.clone(), allocate)?;
@@ -74,7 +81,12 @@ pub(super) fn open(context: &Context, own: &Own, family: Option<Family>) -> Resu
     if s.cq_events == CqEvents::Event {
         return Err(s.refused("cq-events", "auto or poll with several devices in ib-dev"));
     }
-    Ok(Opening::Rails(RailsOpening::new(&devices, &config, own.geometry, &own.window, allocate)?))
+    let mut opening = RailsOpening::new(&devices, &config, own.geometry, &own.window, allocate)?;
+    // Without recovery no rail comes back, and the end of one is the end of its queue pair.
+    match opening.away().filter(|_| recovery(context).is_none()) {
+        Some(why) => Err(why.into()),
+        None => Ok(Opening::Rails(opening)),
+    }
 }
 
 /// Hands both ends to the engine. `tell` tells the peer if the link breaks for good. `hand_over` hands out how the ends meet

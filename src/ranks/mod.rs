@@ -24,8 +24,8 @@ use crate::comm::MAX_RANKS;
 use crate::error::{Error, Result};
 use crate::settings::Settings;
 
+pub(crate) use unique_id::Listeners;
 pub use unique_id::UniqueId;
-pub(crate) use unique_id::{Listeners, host_identity};
 
 /// The job's name where nothing else names it.
 const JOB: &str = "pushgate";

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
-use std::hash::{BuildHasher as _, RandomState};
 use std::io::Read as _;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::str::FromStr;
@@ -191,18 +190,6 @@ fn address() -> IpAddr {
         socket.local_addr()
     };
     on_the_way().map_or(Ipv4Addr::LOCALHOST.into(), |address| address.ip())
-}
-
-/// What ranks that can meet over Unix sockets have in common: the running system, its network namespace and the user.
-pub(crate) fn host_identity() -> Vec<u8> {
-    let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
-    // Of a system that does not tell, each process counts as a host.
-    if boot.is_empty() || network.as_os_str().is_empty() {
-        return RandomState::new().hash_one(std::process::id()).to_le_bytes().to_vec();
-    }
-    let user = rustix::process::geteuid().as_raw();
-    [&boot[..], network.as_os_str().as_encoded_bytes(), &user.to_le_bytes()].concat()
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ pub enum WindowKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum QpKind {
-    /// By where the ranks are: see [`Settings::transport`](super::Settings::transport); the NCCL plugin chooses for each connection.
+    /// For each pair of ranks: see [`Settings::transports`](super::Settings::transports); the NCCL plugin chooses for each connection.
     Auto,
     /// Between ranks of one host.
     Local,
@@ -27,7 +27,7 @@ pub enum QpKind {
 }
 
 /// The transport of a queue pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Transport {
     /// Shared memory of one host.
@@ -36,6 +36,13 @@ pub enum Transport {
     Verbs,
     /// TCP.
     Tcp,
+}
+
+impl Transport {
+    /// The names of several, as in `local+tcp`.
+    pub fn names(all: &[Transport]) -> String {
+        all.iter().map(Transport::to_string).collect::<Vec<_>>().join("+")
+    }
 }
 
 /// What moves the bytes of queue pairs over TCP.

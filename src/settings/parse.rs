@@ -9,7 +9,7 @@ use std::time::Duration;
 use pushgate_proxy::rails::MOST_RAILS;
 
 use super::{
-    AutoOr, CqEvents, DeviceChoice, DriveChoice, HugePages, NetLanding, NetPath, ProxyPlace, QpKind,
+    AutoOr, CqEvents, DeviceChoice, DriveChoice, HugePages, NetLanding, NetPath, ProxyPlace, QpKind, RdmaCm,
     RingsPlace, TcpIo, Transport, WindowKind, WriteOrder,
 };
 
@@ -56,6 +56,7 @@ choices! {
     NetLanding { "auto" => Auto, "gpu" => Gpu, "host" => Host }
     HugePages { "try" => Try, "never" => Never, "require" => Require }
     WriteOrder { "auto" => Auto, "assume" => Assume, "wait" => Wait }
+    RdmaCm { "auto" => Auto, "on" => On, "off" => Off }
     CqEvents { "auto" => Auto, "poll" => Poll, "event" => Event }
 }
 
@@ -129,6 +130,15 @@ impl Value for AutoOr<usize> {
     }
 }
 
+impl Value for AutoOr<(u16, u16)> {
+    fn text(&self, _unit: &str) -> String {
+        match self {
+            AutoOr::Is((low, high)) => format!("{low}-{high}"),
+            _ => "auto".into(),
+        }
+    }
+}
+
 impl Value for AutoOr<Duration> {
     fn text(&self, unit: &str) -> String {
         match self {
@@ -171,6 +181,11 @@ pub(super) fn window_size(least: u64) -> impl Fn(&str) -> Option<u64> {
     move |s| parse_size(s).filter(|n| n.is_power_of_two() && (least..=512 << 20).contains(n))
 }
 
+/// A size of memory of at least so many bytes.
+pub(super) fn size(least: u64) -> impl Fn(&str) -> Option<u64> {
+    move |s| parse_size(s).filter(|n| (least..=1 << 40).contains(n))
+}
+
 pub(super) fn time(s: &str) -> Option<Duration> {
     parse_time(s).filter(|time| (1..=86_400_000).contains(&time.as_millis()))
 }
@@ -211,8 +226,19 @@ pub(super) fn auto_or_none(s: &str) -> Option<AutoOr<usize>> {
     }
 }
 
-pub(super) fn gid_index(s: &str) -> Option<AutoOr<usize>> {
-    if s == "auto" { Some(AutoOr::Auto) } else { number(0, 255)(s).map(AutoOr::Is) }
+pub(super) fn auto_or_number(min: usize, max: usize) -> impl Fn(&str) -> Option<AutoOr<usize>> {
+    move |s| if s == "auto" { Some(AutoOr::Auto) } else { number(min, max)(s).map(AutoOr::Is) }
+}
+
+/// Ports from the first to the last, both included.
+pub(super) fn port_range(s: &str) -> Option<AutoOr<(u16, u16)>> {
+    if s == "auto" {
+        return Some(AutoOr::Auto);
+    }
+    let (low, high) = s.split_once('-')?;
+    let [low, high] = [low, high].map(|port| number(1, 65535)(port));
+    let (low, high) = (low? as u16, high? as u16);
+    (low <= high).then_some(AutoOr::Is((low, high)))
 }
 
 pub(super) fn mtu(s: &str) -> Option<AutoOr<usize>> {

@@ -95,6 +95,57 @@ fn p6_no_message_is_lost_doubled_or_wrong_while_the_proxy_is_killed_and_another_
     assert!(said["by_kind"]["kill-proxy"].as_u64() > Some(0) && said["p50_ms"].is_number(), "{said}");
 }
 
+/// Runs two commands at once, as on two hosts that meet at a port of this one.
+fn two_hosts(args: [&str; 2]) -> [Output; 2] {
+    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let start = |rank: usize| {
+        let args = format!("--qp tcp --rank {rank} --rendezvous 127.0.0.1:{port} {}", args[rank]);
+        chaos(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    [0, 1].map(start).map(|child| child.wait_with_output().unwrap())
+}
+
+#[test]
+fn p6_no_message_is_lost_doubled_or_wrong_between_two_hosts_each_of_which_breaks_its_own_rank() {
+    // A slow host makes fewer of the seed's faults in that time.
+    let run = |seconds: u32| {
+        let args = format!("--seconds {seconds} --every 100ms --seed 5");
+        two_hosts([&args, &args]).map(|Output { status, stdout, stderr }| {
+            let (out, err) = (text(&stdout), text(&stderr));
+            assert_eq!(status.code(), Some(0), "{out}{err}");
+            summary(&out)
+        })
+    };
+    let all = |said: &[Value; 2]| said.iter().all(|said| said["faults"].as_u64() > Some(2));
+    let said = [4, 16].into_iter().map(run).find(all).unwrap_or_else(|| run(64));
+    assert!(all(&said), "{said:?}");
+    let [a, b] = &said;
+    assert_eq!(a["all"], b["all"], "both hosts know of both");
+    let sum = a["messages"].as_u64().unwrap() + b["messages"].as_u64().unwrap();
+    assert_eq!([&a["all"]["sent"], &a["all"]["messages"]], [sum, sum], "{a} {b}");
+    for name in ["lost", "doubled", "wrong"] {
+        assert_eq!([&a[name], &b[name], &a["all"][name]], [0, 0, 0], "{a} {b}");
+    }
+    for said in &said {
+        // Nothing that needs another host's processes, or ends the job.
+        for kind in ["kill", "abort", "break-both", "stop-break"] {
+            assert_eq!(said["by_kind"][kind], Value::Null, "{said}");
+        }
+        assert_eq!(said["recovered"], said["faults"], "{said}");
+    }
+}
+
+#[test]
+fn hosts_that_were_given_different_seeds_are_refused_at_both() {
+    let args = ["--seconds 60 --seed 4", "--seconds 60 --seed 5"];
+    for (run, rank) in two_hosts(args).into_iter().zip(0..) {
+        assert_eq!(run.status.code(), Some(1), "{}", text(&run.stderr));
+        let says = format!("rank {rank} was given {}, rank {} {}", args[rank], 1 - rank, args[1 - rank]);
+        assert!(text(&run.stderr).contains(&says), "{}", text(&run.stderr));
+    }
+}
+
 #[test]
 fn a_planted_fault_makes_the_run_fail_and_is_counted_by_its_name() {
     let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
@@ -183,7 +234,7 @@ fn what_chaos_cannot_break_is_refused_before_anything_starts() {
             "--rendezvous localhost:1 --qp local",
             "invalid rendezvous `localhost:1` (from --rendezvous): expected none",
         ),
-        ("--link lo", "invalid link `lo` (from --link): expected qp = verbs"),
+        ("--link lo", "invalid link `lo` (from --link): expected qp = verbs or tcp"),
         ("--rank-ib-dev x --qp local", "invalid rank-ib-dev `x` (from --rank-ib-dev): expected qp = verbs"),
         (
             "--rank-ib-dev x --qp verbs",
@@ -191,6 +242,12 @@ fn what_chaos_cannot_break_is_refused_before_anything_starts() {
         ),
         ("--link a,,b --qp verbs", "invalid link `a,,b` (from --link): expected names of network devices"),
         ("--region 0", "invalid region `0` (from --region): expected 1 byte to 1024G"),
+        ("--rank 1", "invalid rank `1` (from --rank): expected none without --rendezvous HOST:PORT"),
+        (
+            "--rank 1 --rendezvous localhost:1 --qp tcp",
+            "invalid seed `none` (from --seed): expected a number, the same for all ranks",
+        ),
+        ("--rank 2 --rendezvous localhost:1 --qp tcp --seed 1", "expected 0 to 1"),
         ("--ranks 1", "invalid ranks `1` (from --ranks): expected 2 to 8"),
         ("--every 0", "invalid every `0` (from --every): expected 1ms to 1h"),
         ("--seed x", "invalid seed `x` (from --seed): expected a whole number"),

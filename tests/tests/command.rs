@@ -169,6 +169,7 @@ fn a_wrong_flag_is_quoted_with_its_name_and_what_is_allowed() {
         ("bench gate --seconds 61", "seconds", "61", "0.001 to 60"),
         ("bench push --bytes 7", "bytes", "7", "8 to 40 in steps of 8, or a multiple of 16 up to 256M"),
         ("bench push --blocks none", "blocks", "none", "1 to 4096"),
+        ("bench peers --peers 1,0", "peers", "1,0", "numbers of 1 to 4096"),
         ("bench rdma --size 7", "size", "7", "8 to 256M in steps of 8"),
         (
             "bench osu-bw -d H X",
@@ -372,6 +373,7 @@ fn printing() -> Vec<Command> {
         "model --params-help",
         &topo,
         "bench gate --seconds 0.001 --runs 1",
+        "bench peers --peers 1,70 --seconds 0.01 --runs 1 --device cpu",
         "bench osu-latency -m 1:8 -i 1 -x 0 --device cpu",
         "bench osu-latency -m 1:8 -i 1 -x 0 --device cpu --processes 1",
         "completions bash",

@@ -173,6 +173,44 @@ fn ranks_of_four_hosts_reduce_16_mib_over_tcp_in_clear_and_encrypted() {
 }
 
 #[test]
+fn ranks_of_one_host_are_local_and_those_of_two_tcp_without_a_choice() {
+    let Some(hosts) = hosts() else { return };
+    let program = example("allreduce");
+    let rendezvous = format!("{}:7117", Hosts::address(0));
+    // Two ranks on each of the first two hosts, one on each of the others.
+    let one = |host: usize| {
+        let mut command = hosts.command(host, &program);
+        command.args([
+            "--ranks",
+            "6",
+            "--nodes",
+            "4",
+            "--node",
+            &host.to_string(),
+            "--json",
+            "--device",
+            "cpu",
+        ]);
+        command.args(["--rendezvous", &rendezvous, "--job", "pairs", "--size", "64K"]);
+        command.args(["--iters", "1", "--warmup", "0", "--out-of-place"]);
+        Running::start(command.env("PUSHGATE_LOG", "info"))
+    };
+    let ended: Vec<_> = (0..HOSTS).map(one).collect::<Vec<_>>().into_iter().map(Running::end).collect();
+    let said: String = ended.iter().map(|(_, _, err)| err.as_str()).collect();
+    let host_of = |rank: u32| if rank < 4 { rank / 2 } else { rank - 2 };
+    for (rank, peer) in (0..6).flat_map(|a| (0..6).map(move |b| (a, b))).filter(|(a, b)| a != b) {
+        let transport = if host_of(rank) == host_of(peer) { "local" } else { "tcp" };
+        let says = format!("queue pairs with rank {peer} are {transport}: ");
+        let lines: Vec<_> = said.lines().filter(|line| line.contains(&says)).collect();
+        let own = lines.iter().filter(|line| line.contains(&format!("rank={rank}"))).count();
+        assert_eq!(own, 1, "rank {rank}: {says}\n{said}");
+    }
+    let line: Value = serde_json::from_str(ended[0].1.lines().last().unwrap_or("")).unwrap();
+    assert_eq!(line["qp"], "local+tcp", "{line}");
+    verified(ended);
+}
+
+#[test]
 fn p6_a_host_that_is_cut_off_for_a_second_goes_on_and_nothing_is_lost() {
     let Some(hosts) = hosts() else { return };
     let patience = hang().as_millis().to_string();

@@ -79,9 +79,36 @@ fn every_form_shows_the_host_of_the_folder() {
     }
     assert!(text.is_ascii() && !text.contains("\nnotes"), "{text}");
 
+    // Its sysfs does not say what kind of device it is.
+    assert!(
+        text.ends_with("\nib-dev = auto: no RDMA device can be taken: mlx5_0: it has no RC queue pairs\n"),
+        "{text}"
+    );
+    for (file, content) in [
+        ("node_type", "1: CA\n"),
+        ("ports/1/state", "4: ACTIVE\n"),
+        ("ports/1/link_layer", "InfiniBand\n"),
+        ("ports/1/lid", "0x1\n"),
+    ] {
+        host.file(&format!("sys/class/infiniband/mlx5_0/{file}"), content);
+    }
+    for (file, content) in [("node_type", "4: RNIC\n"), ("ports/1/state", "4: ACTIVE\n")] {
+        host.file(&format!("sys/class/infiniband/irdma0/{file}"), content);
+    }
+    let taken = "mlx5_0 is taken: InfiniBand, 400 Gb/s, distance from the GPU: same root complex; irdma0 not: it has no address";
+    let text = host.said(&["--ascii"]);
+    assert!(text.ends_with(&format!("\nib-dev = auto: {taken}\n")), "{text}");
+
     let json: Value = serde_json::from_str(&host.said(&["--json"])).unwrap();
-    assert_eq!(json["gpu_nic"][0]["distance"], "same_root_complex");
-    assert_eq!(json["topology"]["nics"][0]["ports"][0]["gigabits"], 400.0);
+    assert_eq!(json["rdma_choice"], Value::from(vec![taken]));
+    // irdma0 is in no place of the tree.
+    let distances: Vec<_> =
+        json["gpu_nic"].as_array().unwrap().iter().map(|pair| (&pair["name"], &pair["distance"])).collect();
+    assert_eq!(
+        distances,
+        [(&"irdma0".into(), &"unknown".into()), (&"mlx5_0".into(), &"same_root_complex".into())]
+    );
+    assert_eq!(json["topology"]["nics"][1]["ports"][0]["gigabits"], 400.0);
     assert_eq!(json["topology"]["notes"], Value::Array(vec![]));
 
     let way = host.said(&["gpu0", "mlx5_0"]);

@@ -17,7 +17,6 @@ mod link;
 mod machine;
 mod merge;
 mod nccl;
-mod near;
 pub mod nvml;
 mod pair;
 mod report;

@@ -80,35 +80,6 @@ advice
 }
 
 #[test]
-fn the_devices_near_a_gpu_are_those_with_an_active_port_at_the_least_distance() {
-    let host = one_switch(0);
-    let gpu = Some(at("0000:18:00.0"));
-    let near = |host: &Host, gpu| host.read().near(gpu, 1).into_iter().map(String::from).collect::<Vec<_>>();
-    assert_eq!(near(&host, gpu), ["mlx5_0"]);
-    // Another one below the switch, and two below the same root complex.
-    let below = format!("{UP}/0000:17:02.0");
-    host.add(&below, downstream());
-    let mut places = vec![("mlx5_1", format!("{below}/0000:21:00.0"))];
-    for (name, port) in [("mlx5_2", "0000:15:02.0"), ("mlx5_3", "0000:15:03.0")] {
-        host.add(&format!("pci0000:15/{port}"), root_port());
-        places.push((name, format!("pci0000:15/{port}/0000:2{}:00.0", &name[5..])));
-    }
-    for (name, place) in &places {
-        host.add(place, nic());
-        host.rdma(name, place);
-    }
-    host.netdev("eth0", None);
-    host.rxe("rxe0", "eth0");
-    assert_eq!(near(&host, gpu), ["mlx5_0", "mlx5_1"]);
-    assert_eq!(near(&host, None), ["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"], "none is nearer than another");
-    assert!(host.read().near(gpu, 2).is_empty());
-    for n in 0..2 {
-        fs::write(host.at(&format!("sys/class/infiniband/mlx5_{n}/ports/1/state")), "1: DOWN\n").unwrap();
-    }
-    assert_eq!(near(&host, gpu), ["mlx5_2", "mlx5_3"]);
-}
-
-#[test]
 fn acs_on_the_way_makes_it_push() {
     // Source validation, request and completion redirect, upstream forwarding: what Linux sets.
     let t = one_switch(0x1d).clean();

@@ -1,5 +1,5 @@
 //! The files that bindgen makes: driver-shim/abi/src/abi.rs from abi.h, uapi.rs from the module's
-//! header, and the bindings of libibverbs from its verbs.h. The result depends neither on
+//! header, and the bindings of libibverbs and librdmacm from verbs.h and rdma_cma.h. The result depends neither on
 //! libclang's version nor on the caller's rustfmt settings, so it can be compared byte for byte.
 
 use crate::paths::Paths;
@@ -33,22 +33,30 @@ pub fn run(paths: &Paths, check: bool, _: Guard) -> Result<()> {
     made::one(paths, check, &made::UAPI)?;
     match without_verbs() {
         Some(reason) => println!("SKIPPED: {reason}"),
-        None => made::one(paths, check, &made::VERBS)?,
+        None => {
+            made::one(paths, check, &made::VERBS)?;
+            made::one(paths, check, &made::CM)?;
+        }
     }
     Ok(())
 }
 
-/// Why the bindings of libibverbs can't be made on this machine, with the remedy; `None` if they
+/// Why the bindings of libibverbs and librdmacm can't be made on this machine, with the remedy; `None` if they
 /// can.
 pub fn without_verbs() -> Option<String> {
     let found = match installed() {
         None => "its headers are not installed here".to_string(),
-        Some(version) if of_rdma_core(&version) == Some(RDMA_CORE) => return None,
+        Some(version) if of_rdma_core(&version) == Some(RDMA_CORE) => {
+            match std::path::Path::new("/usr/include/rdma/rdma_cma.h").exists() {
+                true => return None,
+                false => "the header of librdmacm is not installed here".to_string(),
+            }
+        }
         Some(version) => format!("here is libibverbs {version}"),
     };
     Some(format!(
-        "the bindings of libibverbs are made from rdma-core {RDMA_CORE}, and {found}; \
-         on Debian 12 run: sudo apt-get install -y --no-install-recommends libibverbs-dev"
+        "the bindings of libibverbs and librdmacm are made from rdma-core {RDMA_CORE}, and {found}; \
+         on Debian 12 run: sudo apt-get install -y --no-install-recommends libibverbs-dev librdmacm-dev"
     ))
 }
 
@@ -148,6 +156,60 @@ mod made {
             Ok(builder)
         },
     };
+
+    pub const CM: Made = Made {
+        rust: "proxy/rdma-core-sys/src/cm_bindings.rs",
+        header: "rdma/rdma_cma.h",
+        builder: |_, made| {
+            let mut builder = bindgen::builder()
+                .header_contents("cm-wrapper.h", &format!("#include <{}>\n", made.header))
+                .dynamic_library_name("Cm")
+                .dynamic_link_require_all(false)
+                .default_enum_style(bindgen::EnumVariation::NewType { is_bitfield: false, is_global: false })
+                .layout_tests(true)
+                // Those of verbs.h, made beside, and glibc's internals.
+                .blocklist_type("_*ibv_.*|_compat_ibv_.*|_*pthread_.*|__atomic_wide_counter.*|__be.*|__u.*")
+                // Of addresses the library takes pointers alone.
+                .blocklist_type(
+                    "rdma_addr.*|rdma_ib_addr|sockaddr.*|sa_family_t|in6?_addr.*|in_port_t|_*u?int.*_t",
+                )
+                .opaque_type("rdma_route|rdma_ud_param")
+                .raw_line(format!(
+                    "// Generated from <{}> of rdma-core {RDMA_CORE} by `cargo xtask bindings`; do not edit.",
+                    made.header
+                ))
+                .raw_line("")
+                .raw_line("use crate::bindings::*;")
+                .raw_line("use crate::sockaddr;");
+            for function in CM_FUNCTIONS {
+                builder = builder.allowlist_function(function);
+            }
+            Ok(builder)
+        },
+    };
+
+    /// The functions of librdmacm that are called.
+    const CM_FUNCTIONS: &[&str] = &[
+        "rdma_accept",
+        "rdma_ack_cm_event",
+        "rdma_bind_addr",
+        "rdma_connect",
+        "rdma_create_event_channel",
+        "rdma_create_id",
+        "rdma_destroy_event_channel",
+        "rdma_destroy_id",
+        "rdma_disconnect",
+        "rdma_establish",
+        "rdma_event_str",
+        "rdma_get_cm_event",
+        "rdma_get_src_port",
+        "rdma_init_qp_attr",
+        "rdma_listen",
+        "rdma_reject",
+        "rdma_resolve_addr",
+        "rdma_resolve_route",
+        "rdma_set_option",
+    ];
 
     /// The functions that are called. The crate requires all of them except those that it lists as
     /// optional; a test of the crate finds a function that is in neither group.

@@ -28,30 +28,43 @@ pub fn build(paths: &Paths, kernel: &Kernel, guard: Guard) -> Result<PathBuf> {
     if let Some(reason) = system::unmet(NEEDS) {
         bail!("building the kernel module {reason}");
     }
-    let headers = kernel::headers(paths, kernel, guard)?;
-    let headers = headers.join("usr/src").join(format!("linux-headers-{}", kernel.release));
     // Kbuild writes beside the sources, so it gets a copy.
     let copy = paths.scratch(&format!("kmod/{}", kernel.release))?;
     for folder in ["kmod", "include"] {
         mirror(&paths.root.join("driver-shim").join(folder), &copy.join(folder))?;
     }
     let module = copy.join("kmod").canonicalize()?;
-    let mut make = process::command("make", &module);
-    make.args(["-s", "-j2", "W=1", "KCFLAGS=-Werror", "PUSHGATE_TEST=m", "modules"]);
+    compile(paths, kernel, &module, &["W=1", "PUSHGATE_TEST=m"], guard)?;
+    Ok(module)
+}
+
+/// Builds the modules of a folder against the headers of a kernel, with these arguments of make. Any
+/// warning is an error.
+pub fn compile(
+    paths: &Paths,
+    kernel: &Kernel,
+    folder: &Path,
+    arguments: &[&str],
+    guard: Guard,
+) -> Result<()> {
+    let headers = kernel::headers(paths, kernel, guard)?;
+    let headers = headers.join("usr/src").join(format!("linux-headers-{}", kernel.release));
+    let mut make = process::command("make", folder);
+    make.args(["-s", "-j2", "KCFLAGS=-Werror"]).args(arguments).arg("modules");
     // If the headers come with a vmlinux, types for BPF would need pahole; nothing here reads them.
     make.arg("CONFIG_DEBUG_INFO_BTF_MODULES=");
-    make.arg("-C").arg(&headers).arg(format!("M={}", module.display()));
+    make.arg("-C").arg(&headers).arg(format!("M={}", folder.display()));
     // modpost prints warnings to stderr and goes on.
-    let log = copy.join("make.log");
+    let log = folder.with_extension("log");
     let to = Redirect { stderr: Some(fs::File::create(&log)?), ..Redirect::default() };
     let result = process::run_redirected(make, to, guard);
     let said = fs::read_to_string(&log).unwrap_or_default();
     let said: Vec<_> = said.lines().filter(|line| !line.trim().is_empty()).collect();
     result.with_context(|| said.join("\n"))?;
     if !said.is_empty() {
-        bail!("the kernel module builds with warnings:\n{}", said.join("\n"));
+        bail!("{} builds with warnings:\n{}", folder.display(), said.join("\n"));
     }
-    Ok(module)
+    Ok(())
 }
 
 /// Copies a folder's files, only those that differ, so that make builds no more than it must.

@@ -20,7 +20,7 @@ pub enum Need {
     Python,
     /// libclang of any version, for bindgen.
     Libclang,
-    /// The headers of libibverbs, and with them the library: for its bindings and their tests.
+    /// The headers of libibverbs and librdmacm, and with them the libraries: for the bindings and their tests.
     Verbs,
     /// The rustfmt component.
     Rustfmt,
@@ -72,12 +72,14 @@ impl Need {
             Need::Cxx => "cc and g++",
             Need::Python => "python3 with venv",
             Need::Libclang => "libclang",
-            Need::Verbs => "libibverbs with headers",
+            Need::Verbs => "libibverbs and librdmacm with headers",
             Need::Rustfmt => "rustfmt",
             Need::Clippy => "clippy",
             Need::Qemu => "qemu-system-x86_64",
             Need::Busybox => "a static busybox",
-            Need::RdmaTools => "rdma, ibv_devinfo, perftest and the soft-RoCE library",
+            Need::RdmaTools => {
+                "rdma, ibv_devinfo, perftest, rping and the libraries of soft-RoCE and software iWARP"
+            }
             Need::Kmod => "depmod and xz",
             Need::ModuleBuild => "gcc-12 and make",
             Need::Packaging => "dpkg-deb, dpkg-shlibdeps, strip and lowdown",
@@ -94,14 +96,17 @@ impl Need {
             // Without Debian's python3-venv, the module venv exists but ensurepip does not.
             Need::Python => succeeds("python3", &["-c", "import venv, ensurepip"]),
             Need::Libclang => has_libclang(),
-            Need::Verbs => Path::new("/usr/include/infiniband/verbs.h").exists(),
+            Need::Verbs => ["infiniband/verbs.h", "rdma/rdma_cma.h"]
+                .iter()
+                .all(|header| Path::new("/usr/include").join(header).exists()),
             Need::Rustfmt => succeeds("rustfmt", &["--version"]),
             Need::Clippy => succeeds("cargo-clippy", &["--version"]),
             Need::Qemu => succeeds("qemu-system-x86_64", &["--version"]),
             Need::Busybox => static_busybox().is_some(),
             Need::RdmaTools => {
-                have(&["ip", "rdma", "tc", "ibv_devinfo", "ib_write_bw"])
-                    && Path::new("/etc/libibverbs.d/rxe.driver").exists()
+                let has_provider = |name| Path::new("/etc/libibverbs.d").join(name).exists();
+                have(&["ip", "rdma", "tc", "ibv_devinfo", "ib_write_bw", "rping"])
+                    && ["rxe.driver", "siw.driver"].into_iter().all(has_provider)
             }
             Need::Kmod => have(&["depmod", "modprobe", "xz"]),
             Need::ModuleBuild => succeeds("gcc-12", &["--version"]) && succeeds("make", &["--version"]),
@@ -122,12 +127,14 @@ impl Need {
             Need::Cxx => Source::Apt(&["g++"]),
             Need::Python => Source::Apt(&["python3", "python3-venv"]),
             Need::Libclang => Source::Apt(&["libclang-dev"]),
-            Need::Verbs => Source::Apt(&["libibverbs-dev"]),
+            Need::Verbs => Source::Apt(&["libibverbs-dev", "librdmacm-dev"]),
             Need::Rustfmt => Source::Rustup("rustfmt"),
             Need::Clippy => Source::Rustup("clippy"),
             Need::Qemu => Source::Apt(&["qemu-system-x86"]),
             Need::Busybox => Source::Apt(&["busybox-static"]),
-            Need::RdmaTools => Source::Apt(&["iproute2", "ibverbs-providers", "ibverbs-utils", "perftest"]),
+            Need::RdmaTools => {
+                Source::Apt(&["iproute2", "ibverbs-providers", "ibverbs-utils", "perftest", "rdmacm-utils"])
+            }
             Need::Kmod => Source::Apt(&["kmod", "xz-utils"]),
             Need::ModuleBuild => Source::Apt(&["gcc-12", "make"]),
             Need::Packaging => Source::Apt(&["dpkg-dev", "binutils", "lowdown"]),

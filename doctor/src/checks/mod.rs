@@ -52,6 +52,8 @@ macro_rules! checks {
 checks! {
     "settings", "the settings in force are allowed", [], host::settings;
     "rdma-devices", "there are RDMA devices of a kind that queue pairs can use", [Rdma], rdma::devices;
+    "rdma-choice", "the device that `ib-dev = auto` takes, and why", [Rdma], rdma::choice;
+    "rdma-cm", "rdma_cm, which iWARP devices connect by", [Rdma], rdma::cm;
     "rdma-verbs", "libibverbs opens them", [Rdma], rdma::verbs;
     "rdma-port", "their ports are active", [Rdma], rdma::port;
     "rdma-gid", "a port has an address: an entry in its GID table", [Rdma], rdma::gid;

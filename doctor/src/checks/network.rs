@@ -1,6 +1,6 @@
 //! The network under RoCE: MTU, pause frames, congestion notification, priorities.
 
-use super::rdma::{each_port, is_ethernet, taken};
+use super::rdma::{each_port_but_iwarp, is_ethernet, taken};
 use crate::finding::Finding;
 use crate::readings::{Dcb, Netdev, RdmaDevice, RdmaPort, Read, Readings};
 
@@ -25,7 +25,7 @@ fn netdev<'a>(r: &'a Readings, port: &RdmaPort) -> Option<(String, &'a Netdev)> 
 /// 4096, for every packet costs the device the same; 2048 is usual on InfiniBand and passes there.
 /// An interface of MTU 1500 leaves 1024.
 pub fn mtu(r: &Readings) -> Vec<Finding> {
-    each_port(r, |subject, _, port| {
+    each_port_but_iwarp(r, |subject, _, port| {
         let active = port.verbs.is().map(|v| (v.mtu, v.max_mtu));
         if !is_ethernet(port) {
             return match active {
@@ -130,7 +130,7 @@ fn dcb<'a>(
 /// A RoCE network drops packets unless pause frames (802.1Qbb) are on for the priority that RDMA
 /// packets have; a drop costs a timeout.
 pub fn pfc(r: &Readings) -> Vec<Finding> {
-    each_port(r, |subject, device, port| {
+    each_port_but_iwarp(r, |subject, device, port| {
         let (name, _, dcb) = match dcb(r, subject, device, port) {
             Ok(found) => found,
             Err(finding) => return finding,
@@ -172,7 +172,7 @@ pub fn pfc(r: &Readings) -> Vec<Finding> {
 
 /// DCQCN needs the NIC to notify and to react (`roce_np`, `roce_rp` in mlx5's sysfs), per priority.
 pub fn ecn(r: &Readings) -> Vec<Finding> {
-    each_port(r, |subject, device, port| {
+    each_port_but_iwarp(r, |subject, device, port| {
         let (name, dev, priority) = match dcb(r, subject, device, port) {
             Ok((name, dev, dcb)) => (name, dev, class(r.wants.traffic_class, dcb).priority),
             Err(finding) => return finding,
@@ -207,7 +207,7 @@ pub fn ecn(r: &Readings) -> Vec<Finding> {
 /// Traffic class, DSCP, priority and the interface's traffic class; failing nobody. ECN bits of 0
 /// mean that the NIC puts its own there, or that switches do not mark these packets (RFC 3168).
 pub fn traffic_class(r: &Readings) -> Vec<Finding> {
-    each_port(r, |subject, device, port| {
+    each_port_but_iwarp(r, |subject, device, port| {
         let dcb = match dcb(r, subject, device, port) {
             Ok((_, _, dcb)) => dcb,
             Err(finding) => return finding,

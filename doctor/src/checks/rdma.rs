@@ -1,6 +1,8 @@
 //! RDMA devices, ports and addresses.
 
+use pushgate_proxy::link::verbs::choice::{Choice, Description, Distance, Reach, Wish, rate};
 use pushgate_proxy::link::verbs::gid::{self, GidEntry, GidType};
+use pushgate_proxy::link::verbs::kinds::Protocol;
 
 use super::leading_number;
 use crate::finding::Finding;
@@ -62,8 +64,19 @@ pub(super) fn each_port(
     findings
 }
 
-/// A queue pair takes a reliable connection (docs/rdma.md), which channel adapters of InfiniBand and
-/// RoCE have: node type 1 of the kernel's `enum rdma_node_type`. iWARP is 4 (RNIC), EFA 7.
+/// As [`each_port`]; a port of an iWARP device is not looked at, for what the check is about is not its own.
+pub(super) fn each_port_but_iwarp(
+    r: &Readings,
+    look: impl Fn(&str, &RdmaDevice, &RdmaPort) -> Finding,
+) -> Vec<Finding> {
+    each_port(r, |subject, device, port| match device.is_iwarp() {
+        true => Finding::not_applicable(subject, "iWARP: TCP connections of its network interface"),
+        false => look(subject, device, port),
+    })
+}
+
+/// A queue pair takes a reliable connection (docs/rdma.md), which InfiniBand, RoCE and iWARP have: node types 1 and 4 of the
+/// kernel's `enum rdma_node_type`. EFA is 7.
 pub fn devices(r: &Readings) -> Vec<Finding> {
     let load = "load the RDMA device's driver and ib_uverbs (modprobe mlx5_ib, or rdma_rxe and `rdma link add \
                 NAME type rxe netdev INTERFACE`), or use qp = local on one host";
@@ -87,17 +100,18 @@ pub fn devices(r: &Readings) -> Vec<Finding> {
             false => Finding::not_applicable("", format!("{reading}, and qp = local needs none")),
         }];
     }
-    let is_adapter = |d: &RdmaDevice| d.node_type.is().and_then(|t| leading_number(t)) == Some(1);
-    let another = chosen(r).any(is_adapter);
+    let is_usable = |d: &RdmaDevice| matches!(d.protocol(), Some(Protocol::Ib | Protocol::Iwarp));
+    let another = chosen(r).any(is_usable);
     let look = |d: &RdmaDevice| {
-        let kind = if d.pci.is_some() { "on PCI" } else { "in software" };
+        let place = if d.pci.is_some() { "on PCI" } else { "in software" };
         match &d.node_type {
-            Read::Is(_) if is_adapter(d) => {
-                Finding::passed(&d.name, format!("a channel adapter {kind}, ports: {}", d.ports.len()))
+            Read::Is(_) if is_usable(d) => {
+                let what = if d.is_iwarp() { "an iWARP device" } else { "a channel adapter" };
+                Finding::passed(&d.name, format!("{what} {place}, ports: {}", d.ports.len()))
             }
             Read::Is(t) => {
-                let reading = format!("node type {t}: not InfiniBand or RoCE");
-                let remedy = "name an InfiniBand or RoCE device by ib-dev; iWARP and EFA connect otherwise";
+                let reading = format!("node type {t}: not InfiniBand, RoCE or iWARP");
+                let remedy = "name an InfiniBand, RoCE or iWARP device by ib-dev; EFA connects otherwise";
                 match another {
                     true => Finding::warned(&d.name, reading + "; another is", remedy),
                     false => wrong(r, &d.name, reading, remedy),
@@ -108,6 +122,88 @@ pub fn devices(r: &Readings) -> Vec<Finding> {
         }
     };
     chosen(r).map(look).collect()
+}
+
+/// The device that `ib-dev = auto` takes, and why not another one. How far each is from a GPU is not looked at here: `pushgate
+/// topo` does.
+pub fn choice(r: &Readings) -> Vec<Finding> {
+    if let Some(none) = none(r) {
+        return vec![none];
+    }
+    if !r.wants.devices.is_empty() {
+        return vec![Finding::not_applicable("", format!("ib-dev names {}", r.wants.devices.join(", ")))];
+    }
+    let describe = |d: &RdmaDevice| {
+        let port = d.ports.iter().find(|p| p.number == r.wants.port);
+        let text = |read: fn(&RdmaPort) -> &Read<String>| port.and_then(|p| read(p).is());
+        let lid = text(|p| &p.lid).and_then(|lid| u16::from_str_radix(lid.strip_prefix("0x")?, 16).ok());
+        let netdev = port.and_then(|p| r.netdevs.get(p.netdev.as_ref()?));
+        Description {
+            device: d.name.clone(),
+            port: r.wants.port,
+            exists: port.is_some(),
+            protocol: d.protocol(),
+            infiniband: text(|p| &p.link_layer).is_some_and(|layer| layer == "InfiniBand"),
+            software: d.pci.is_none(),
+            active: port.is_some_and(is_active),
+            lid: lid.unwrap_or(0),
+            gids: port.map(|p| p.gids.clone()).unwrap_or_default(),
+            addresses: netdev.and_then(|n| n.addresses.is().cloned()).unwrap_or_default(),
+            gigabits: text(|p| &p.rate).and_then(|text| rate(text)),
+            distance: Distance::default(),
+        }
+    };
+    let wish = Wish { family: None, gid_index: r.wants.gid_index };
+    let choice = Choice::new(chosen(r).map(describe), &wish);
+    let remedy = "have its port active, with an IP address that reaches beyond the link (see rdma-port, rdma-gid), or name a \
+                  device by ib-dev";
+    vec![match choice.taken() {
+        Some(taken) if taken.reach == Reach::Good => Finding::passed("", choice.report()),
+        Some(_) => Finding::warned("", choice.report(), remedy),
+        // Ports and devices have checks of their own.
+        None => Finding::not_applicable("", choice.report() + ": see rdma-port and rdma-devices"),
+    }]
+}
+
+/// rdma_cm brings the queue pairs of iWARP devices up, and those of others where the settings say so: the module rdma_ucm, its
+/// device file, and librdmacm.
+pub fn cm(r: &Readings) -> Vec<Finding> {
+    if let Some(none) = none(r) {
+        return vec![none];
+    }
+    let cm = &r.rdma_cm;
+    let lack = match (&cm.module, &cm.device, &cm.library) {
+        (Read::Absent, ..) => Some(("the module rdma_ucm is not loaded".into(), "modprobe rdma_ucm")),
+        (_, Read::Absent, _) => Some((
+            "/dev/infiniband/rdma_cm is not there".into(),
+            "look whether udev runs; in a container, pass the device in (--device /dev/infiniband/rdma_cm)",
+        )),
+        (_, Read::Unreadable(why), _) => Some((
+            why.clone(),
+            "let this user read and write it: chmod 0666 /dev/infiniband/rdma_cm, as rdma-core's udev rules do",
+        )),
+        (.., Read::Unreadable(why)) => Some((
+            format!("librdmacm.so.1 can't be opened: {why}"),
+            "install librdmacm1 (rdma-core's librdmacm)",
+        )),
+        (Read::Unreadable(why), ..) => Some((why.clone(), "run on a host whose /sys is mounted")),
+        _ => None,
+    };
+    let needed: Vec<_> = chosen(r).filter(|d| d.is_iwarp()).map(|d| &*d.name).collect();
+    let who = match &needed[..] {
+        [] => "no device here needs it".into(),
+        needed => {
+            format!("{} connect{} by it alone", needed.join(", "), if needed.len() == 1 { "s" } else { "" })
+        }
+    };
+    vec![match lack {
+        None if cm.library.is().is_none() => {
+            Finding::passed("", format!("module and device are there, and the library was not asked; {who}"))
+        }
+        None => Finding::passed("", format!("module, device and library are there; {who}")),
+        Some((lack, remedy)) if needed.is_empty() => Finding::warned("", format!("{lack}; {who}"), remedy),
+        Some((lack, remedy)) => wrong(r, "", format!("{lack}; {who}"), remedy),
+    }]
 }
 
 /// Opened by libibverbs, for a queue pair is: the library, a provider, /dev/infiniband/uverbsN.
@@ -224,7 +320,7 @@ fn interface(port: &RdmaPort) -> &str {
 
 /// At least one entry, and the one named by gid-index.
 pub fn gid(r: &Readings) -> Vec<Finding> {
-    each_port(r, |subject, _, port| match (taken(r, port), r.wants.gid_index) {
+    each_port_but_iwarp(r, |subject, _, port| match (taken(r, port), r.wants.gid_index) {
         (Some(entry), _) => {
             let of = entry.netdev.as_deref().map_or(String::new(), |n| format!(" of {n}"));
             Finding::passed(
@@ -257,7 +353,7 @@ pub fn gid(r: &Readings) -> Vec<Finding> {
 /// RoCE v1 packets are Ethernet frames that no router forwards (Annex A16 to the InfiniBand
 /// specification); v2 are UDP (Annex A17).
 pub fn gid_type(r: &Readings) -> Vec<Finding> {
-    each_port(r, |subject, _, port| {
+    each_port_but_iwarp(r, |subject, _, port| {
         if !is_ethernet(port) {
             return Finding::not_applicable(subject, "not Ethernet");
         }
@@ -284,7 +380,10 @@ pub fn gid_type(r: &Readings) -> Vec<Finding> {
 /// The address must be the interface's: it is where the peer's packets go. One of the link alone
 /// serves hosts of that link.
 pub fn address(r: &Readings) -> Vec<Finding> {
-    each_port(r, |subject, _, port| {
+    each_port(r, |subject, device, port| {
+        if device.is_iwarp() {
+            return iwarp_address(r, subject, port);
+        }
         if !is_ethernet(port) {
             return Finding::not_applicable(subject, "InfiniBand: peers are reached by LID");
         }
@@ -331,4 +430,28 @@ pub fn address(r: &Readings) -> Vec<Finding> {
             _ => reach("; its interface's addresses were not asked"),
         }
     })
+}
+
+/// An iWARP device has the addresses of its network interface.
+fn iwarp_address(r: &Readings, subject: &str, port: &RdmaPort) -> Finding {
+    let Some(name) = &port.netdev else {
+        let remedy = "run where its interface is: in the same network namespace";
+        return Finding::warned(subject, "no interface with its hardware address is seen here", remedy);
+    };
+    match r.netdevs.get(name).map(|n| &n.addresses) {
+        Some(Read::Is(all)) if all.is_empty() => wrong(
+            r,
+            subject,
+            format!("{name} has no address"),
+            format!("give the interface an address: ip address add ADDRESS/LENGTH dev {name}"),
+        ),
+        Some(Read::Is(all)) => {
+            let all: Vec<_> = all.iter().map(ToString::to_string).collect();
+            Finding::passed(subject, format!("iWARP at {} of {name}", all.join(", ")))
+        }
+        Some(Read::Unreadable(why)) => {
+            Finding::warned(subject, why, format!("look with: ip address show dev {name}"))
+        }
+        _ => Finding::passed(subject, format!("iWARP over {name}, whose addresses were not asked")),
+    }
 }

@@ -1,12 +1,12 @@
 //! The edge: looks at a host. Every file is bounded, every failure becomes a sentence of what could
 //! not be read and why; nothing here judges.
 
+mod dcb;
 pub(crate) mod files;
 mod gpu;
 pub(crate) mod host;
 mod module;
 mod nccl;
-mod netlink;
 mod pci;
 mod rdma;
 mod roots;
@@ -25,6 +25,7 @@ pub fn read(roots: &Roots, wants: Wants, parts: &[Part]) -> Readings {
     if has(Part::Rdma) {
         r.rdma = rdma::devices(roots, &r.wants);
         r.netdevs = rdma::netdevs(roots, &r.rdma);
+        r.rdma_cm = rdma::cm(roots);
     }
     if has(Part::Gpu) {
         r.gpu = gpu::gpu(roots);

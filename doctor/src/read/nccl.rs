@@ -40,6 +40,11 @@ fn open(name: &str) -> Result<&'static Library, String> {
     })
 }
 
+/// Whether a library can be opened; a sentence if not.
+pub fn opens(name: &str) -> Result<(), String> {
+    open(name).map(drop)
+}
+
 /// The loader found no such file, as opposed to one that it can't load.
 fn not_found(name: &str, error: &str) -> bool {
     error.starts_with(&format!("{name}: cannot open shared object file: No such file"))

@@ -3,13 +3,16 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use pushgate_proxy::link::verbs::choice::{SOFTWARE_IWARP, iwarp_netdev};
+use pushgate_proxy::link::verbs::kinds::Protocol;
 use pushgate_proxy::link::verbs::{Device, gid};
+use pushgate_proxy::netlink;
 use pushgate_topology::Address;
 
+use super::dcb::dcb;
 use super::files::{self, failed, names, number, text};
-use super::netlink;
 use super::roots::Roots;
-use crate::readings::{Ecn, Netdev, RdmaDevice, RdmaPort, Read, Wants};
+use crate::readings::{Ecn, Netdev, RdmaCm, RdmaDevice, RdmaPort, Read, Wants};
 
 /// All devices by name and kind; the ports of those that the settings name, or of all. (A port may
 /// have a thousand entries of its GID table, each a file.)
@@ -41,17 +44,42 @@ fn device(roots: &Roots, folder: &Path, ports: bool, name: String) -> RdmaDevice
 /// The function that `device` leads to, or that it is a part of. Software devices have none; those of
 /// soft-RoCE have `parent`, and on older kernels the `device` of their interface, too.
 fn pci(folder: &Path) -> Option<String> {
-    if folder.join("parent").exists() {
+    let software = text(&folder.join("node_desc")).is().is_some_and(|desc| desc == SOFTWARE_IWARP);
+    if software || folder.join("parent").exists() {
         return None;
     }
     let target = std::fs::canonicalize(folder.join("device")).ok()?;
     Address::of_path(&target).map(|address| address.to_string())
 }
 
+/// What rdma_cm needs on this host.
+pub fn cm(roots: &Roots) -> RdmaCm {
+    let there = |path: &Path| if path.exists() { Read::Is(()) } else { Read::Absent };
+    // The misc device is there too where the kernel has rdma_cm built in.
+    let module = [roots.sys.join("module/rdma_ucm"), roots.sys.join("class/misc/rdma_cm")];
+    let path = roots.dev.join("infiniband/rdma_cm");
+    let device = there(&path).then(|()| {
+        use rustix::fs::{Access, access};
+        access(&path, Access::READ_OK | Access::WRITE_OK)
+            .map_err(|e| format!("this user may not read and write {}: {e}", path.display()))
+    });
+    RdmaCm {
+        module: module.iter().map(|path| there(path)).find(|read| read.is().is_some()).unwrap_or_default(),
+        device,
+        library: match roots.live {
+            true => super::nccl::opens("librdmacm.so.1").map_or_else(Read::Unreadable, Read::Is),
+            false => Read::Absent,
+        },
+    }
+}
+
 fn port(roots: &Roots, device: &Path, name: &str, number: u8) -> RdmaPort {
     let folder = device.join("ports").join(number.to_string());
     let net = roots.sys.join("class/net");
     let gids = gid::table(&folder, &net);
+    let iwarp =
+        text(&device.join("node_type")).is().and_then(|t| Protocol::of_node_type(t)) == Some(Protocol::Iwarp);
+    let by_gid = || if iwarp { iwarp_netdev(&gids, &net) } else { None };
     // An empty table names no interface; soft-RoCE says its own, and others' lie beside them on PCI.
     let behind = || {
         let parent = text(&device.join("parent")).is().cloned();
@@ -61,12 +89,14 @@ fn port(roots: &Roots, device: &Path, name: &str, number: u8) -> RdmaPort {
         });
         parent.or(beside).filter(|n| !n.is_empty() && !n.contains('/') && net.join(n).exists())
     };
-    let netdev = gids.iter().find_map(|e| e.netdev.clone()).or_else(behind);
+    let netdev = gids.iter().find_map(|e| e.netdev.clone()).or_else(by_gid).or_else(behind);
     RdmaPort {
         number,
         state: text(&folder.join("state")),
         phys_state: text(&folder.join("phys_state")),
         link_layer: text(&folder.join("link_layer")),
+        rate: text(&folder.join("rate")),
+        lid: text(&folder.join("lid")),
         gids,
         netdev,
         verbs: match roots.live {
@@ -98,7 +128,7 @@ pub fn netdevs(roots: &Roots, devices: &Read<Vec<RdmaDevice>>) -> BTreeMap<Strin
             (_, Read::Absent) => Read::Unreadable(format!("{name} has no index in sysfs")),
         };
         if roots.live {
-            dev.dcb = netlink::dcb(name);
+            dev.dcb = dcb(name);
         }
     }
     all

@@ -18,17 +18,19 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use super::second::{NAME, OWN, Second, Theirs};
 use super::tables::{R, call, hand_out, hot};
 use super::types::{
-    COLL_API, CallEvent, GROUP_API, KERNEL_LAUNCH, LaunchEvent, ProfilerEvent, ProfilerTable,
+    COLL_API, CallEvent, GROUP_API, KERNEL_LAUNCH, LaunchEvent, P2P_API, ProfilerEvent, ProfilerTable,
 };
 use crate::error::Result;
 use crate::gpu::{self, Gpu};
 use crate::log::{self, Logger};
-use crate::{plugin, taken};
+use crate::{calls, plugin, taken};
 
 /// What the profiler knows of a communicator.
 struct Context {
     gpu: Option<Arc<Gpu>>,
     theirs: Option<Theirs>,
+    /// NCCL launches kernels of broadcasts without an event.
+    silent_broadcasts: bool,
 }
 
 /// A kernel launch under way, with the worker's lease for it.
@@ -107,8 +109,8 @@ fn open() -> MutexGuard<'static, Vec<Open>> {
     OPEN.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// Begins the use for a communicator; asks for the events `WANTED`.
-unsafe extern "C" fn init<const WANTED: u64>(
+/// Begins the use for a communicator.
+unsafe extern "C" fn init<const V6: bool>(
     context: *mut *mut c_void,
     comm: u64,
     mask: *mut c_int,
@@ -128,10 +130,10 @@ unsafe extern "C" fn init<const WANTED: u64>(
             // Without a GPU of ours this profiler asks for no events.
             if gpu.is_some() {
                 taken::profiler_is_taken();
-                *mask |= WANTED as c_int;
+                *mask |= OWN as c_int;
             }
             let any = gpu.is_some() || theirs.is_some();
-            *context = hand_out(any.then(|| Box::new(Context { gpu, theirs })));
+            *context = hand_out(any.then(|| Box::new(Context { gpu, theirs, silent_broadcasts: V6 })));
         }
         Ok(())
     })
@@ -149,7 +151,7 @@ unsafe extern "C" fn start(context: *mut c_void, handle: *mut *mut c_void, event
             *handle = theirs;
             let Some(gpu) = &context.gpu else { return Ok(()) };
             match (*event).kind {
-                KERNEL_LAUNCH if gpu.copies() => {
+                KERNEL_LAUNCH if gpu.copies() && !calls::need_no_copies() => {
                     let stream = (*event.cast::<LaunchEvent>()).stream;
                     let mut launch = Box::new(Launch::begin(gpu, stream as u64)?);
                     if theirs.is_null() {
@@ -158,6 +160,7 @@ unsafe extern "C" fn start(context: *mut c_void, handle: *mut *mut c_void, event
                     open().push(Open { handle: *handle as usize, theirs: !theirs.is_null(), launch });
                 }
                 GROUP_API => {
+                    calls::start_anew();
                     if theirs.is_null() {
                         *handle = (&raw const GROUP).cast_mut().cast();
                     }
@@ -167,10 +170,18 @@ unsafe extern "C" fn start(context: *mut c_void, handle: *mut *mut c_void, event
                 }
                 COLL_API => {
                     let call = &*event.cast::<CallEvent>();
-                    if !call.func.is_null() && CStr::from_ptr(call.func) == c"Broadcast" {
-                        broadcast(gpu, call.stream as u64)?;
+                    let name = (!call.func.is_null()).then(|| CStr::from_ptr(call.func));
+                    match name {
+                        Some(name) if name == c"Broadcast" => {
+                            calls::other();
+                            if context.silent_broadcasts {
+                                broadcast(gpu, call.stream as u64)?;
+                            }
+                        }
+                        _ => calls::collective(),
                     }
                 }
+                P2P_API => calls::other(),
                 _ => {}
             }
         }
@@ -196,6 +207,9 @@ unsafe extern "C" fn stop(handle: *mut c_void) -> R {
         }
         let group =
             CALLS.with_borrow_mut(|group| (group.handle == handle as usize).then(|| std::mem::take(group)));
+        if group.is_some() {
+            calls::start_anew();
+        }
         let launch = {
             let mut open = open();
             open.iter().position(|o| o.handle == handle as usize).map(|at| open.swap_remove(at))
@@ -240,9 +254,9 @@ unsafe extern "C" fn finalize(context: *mut c_void) -> R {
 /// The symbol that NCCL 2.28 and later looks up.
 #[unsafe(no_mangle)]
 pub static ncclProfiler_v5: ProfilerTable =
-    ProfilerTable { name: NAME.as_ptr(), init: init::<KERNEL_LAUNCH>, start, stop, record, finalize };
+    ProfilerTable { name: NAME.as_ptr(), init: init::<false>, start, stop, record, finalize };
 
 /// The symbol of v6, which NCCL takes in place of v5 where it knows both.
 #[unsafe(no_mangle)]
 pub static ncclProfiler_v6: ProfilerTable =
-    ProfilerTable { name: NAME.as_ptr(), init: init::<OWN>, start, stop, record, finalize };
+    ProfilerTable { name: NAME.as_ptr(), init: init::<true>, start, stop, record, finalize };

@@ -9,7 +9,7 @@ use std::sync::{Once, OnceLock};
 
 use libloading::Library;
 
-use super::types::{COLL_API, GROUP_API, KERNEL_LAUNCH, ProfilerEvent, ProfilerTable};
+use super::types::{COLL_API, GROUP_API, KERNEL_LAUNCH, P2P_API, ProfilerEvent, ProfilerTable};
 use crate::log::{self, Logger};
 use crate::plugin;
 use crate::taken::PROFILER;
@@ -18,7 +18,7 @@ use crate::taken::PROFILER;
 pub(super) const NAME: &CStr = c"pushgate";
 
 /// The event types that this plugin asks for, whether the other profiler does or not.
-pub(super) const OWN: u64 = GROUP_API | COLL_API | KERNEL_LAUNCH;
+pub(super) const OWN: u64 = GROUP_API | COLL_API | P2P_API | KERNEL_LAUNCH;
 
 /// The event types of v6 that v5 lacks: `ncclProfileCeColl`, `ncclProfileCeSync`, `ncclProfileCeBatch`.
 const NEW_IN_V6: u64 = 0b111 << 12;

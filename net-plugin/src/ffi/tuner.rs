@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use super::tables::{R, call, hot};
 use crate::log::{self, Logger};
 use crate::tuning::Protocols;
-use crate::{plugin, tuning};
+use crate::{calls, path, plugin, tuning};
 
 /// The protocol `NCCL_PROTO_LL`.
 const LL: usize = 0;
@@ -73,17 +73,20 @@ struct Known {
     ranks: usize,
     /// LL128 may be taken for any collective of the communicator ([`lands_whole`]).
     ll128: bool,
+    /// Messages of the protocol LL arrive in host memory ([`crate::calls`]).
+    ll_on_host: bool,
 }
 
 impl Known {
     /// As a context, in place of an address. Never zero, because a communicator has a rank.
     fn to_word(self) -> usize {
-        self.ranks << 1 | usize::from(self.ll128)
+        self.ranks << 2 | usize::from(self.ll_on_host) << 1 | usize::from(self.ll128)
     }
 
     /// The context's meaning; `None` where the network is not ours.
     fn of_word(word: usize) -> Option<Self> {
-        (word != 0).then_some(Known { ranks: word >> 1, ll128: word & 1 == 1 })
+        let known = Known { ranks: word >> 2, ll128: word & 1 == 1, ll_on_host: word & 2 == 2 };
+        (word != 0).then_some(known)
     }
 }
 
@@ -105,7 +108,8 @@ fn begin(ranks: usize, nodes: usize, v5: bool, logger: Logger, context: *mut *mu
         // network is ours.
         let ours = nodes > 1 && plugin::properties().is_ok_and(|p| p.takes_gpu_memory());
         let level = std::env::var_os("NCCL_NET_GDR_LEVEL");
-        let known = Known { ranks, ll128: lands_whole(ranks, nodes, v5, level.as_deref()) };
+        let ll128 = lands_whole(ranks, nodes, v5, level.as_deref());
+        let known = Known { ranks, ll128, ll_on_host: path::ll_lands_on_host() };
         let word = if ours { known.to_word() } else { 0 };
         // SAFETY: NCCL gives a place that can be written.
         unsafe { *context = std::ptr::without_provenance_mut(word) };
@@ -144,15 +148,18 @@ unsafe extern "C" fn info(
         let (algorithms, protocols) = (algorithms.max(0) as usize, protocols.max(0) as usize);
         let Some(known) = Known::of_word(context.addr()) else { return Ok(()) };
         let choice = tuning::choose(bytes, known.ranks);
-        if choice.protocols != Protocols::All && !costs.is_null() {
-            // SAFETY: NCCL's table of algorithms by protocols, which is ours until the call
-            // returns.
-            let costs = unsafe { std::slice::from_raw_parts_mut(costs, algorithms * protocols) };
+        let costs = match costs.is_null() {
+            true => &mut [],
+            // SAFETY: NCCL's table of algorithms by protocols, which is ours until the call returns.
+            false => unsafe { std::slice::from_raw_parts_mut(costs, algorithms * protocols) },
+        };
+        if choice.protocols != Protocols::All {
             shun_ll(costs, protocols);
             if choice.protocols == Protocols::Ll128 && known.ll128 && !pinned() {
                 take_ll128(costs, protocols);
             }
         }
+        calls::answered(known.ll_on_host && !pinned() && takes_ll(costs, protocols));
         if choice.channels > 0 && !channels.is_null() {
             // SAFETY: NCCL gives a place that can be written.
             unsafe { *channels = choice.channels };
@@ -179,6 +186,15 @@ fn take_ll128(costs: &mut [f32], protocols: usize) {
     if let (true, Some(cost)) = (there, ring.get_mut(LL128)) {
         *cost = 0.0;
     }
+}
+
+/// Whether LL is the choice that NCCL makes from a table of costs, the least of those that are not out.
+fn takes_ll(costs: &[f32], protocols: usize) -> bool {
+    let least = |ll: bool| {
+        let of = costs.iter().enumerate().filter(|(at, _)| (at % protocols == LL) == ll);
+        of.map(|(_, cost)| *cost).filter(|cost| *cost >= 0.0).fold(f32::INFINITY, f32::min)
+    };
+    least(true) < least(false)
 }
 
 /// Whether the user chose algorithm or protocol. NCCL marks what the user excluded as it marks what is impossible.
@@ -223,9 +239,23 @@ mod tests {
         assert!(pinned.iter().all(|cost| *cost == DEAR || *cost == -1.0));
         shun_ll(&mut [], 3);
     }
+
+    #[test]
+    fn nccl_takes_ll_where_it_alone_costs_least() {
+        assert!(takes_ll(&[2.0, -1.0, 3.0, 1.0, -1.0, 5.0], 3));
+        assert!(!takes_ll(&[2.0, -1.0, 1.0, 4.0, -1.0, 5.0], 3));
+        assert!(!takes_ll(&[2.0, -1.0, 2.0], 3), "a tie");
+        assert!(!takes_ll(&[-1.0, -1.0, 2.0], 3), "out");
+        assert!(!takes_ll(&[], 3) && !takes_ll(&[], 0));
+        let mut shunned = [1.0, -1.0, 2.0];
+        shun_ll(&mut shunned, 3);
+        assert!(!takes_ll(&shunned, 3));
+    }
+
     #[test]
     fn a_context_keeps_the_ranks_and_whether_ll128_may_be_taken() {
-        for known in [Known { ranks: 2, ll128: true }, Known { ranks: 64, ll128: false }] {
+        for (ll128, ll_on_host) in [(true, false), (false, true), (true, true), (false, false)] {
+            let known = Known { ranks: 64, ll128, ll_on_host };
             assert_eq!(Known::of_word(known.to_word()), Some(known));
         }
         assert_eq!(Known::of_word(0), None);

@@ -159,6 +159,8 @@ const _: () = {
 pub const GROUP_API: u64 = 1 << 8;
 /// The event type `ncclProfileCollApi`: the call of a collective, before the launch of its kernel.
 pub const COLL_API: u64 = 1 << 9;
+/// The event type `ncclProfileP2pApi`: the call of a send or receive.
+pub const P2P_API: u64 = 1 << 10;
 /// The event type `ncclProfileKernelLaunch`.
 pub const KERNEL_LAUNCH: u64 = 1 << 11;
 

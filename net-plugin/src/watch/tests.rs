@@ -189,6 +189,61 @@ fn frames_come_once_and_in_order(tls: bool) {
     assert!(ends.iter().all(Far::lives));
 }
 
+/// One end of two, whose other end does nothing any more. It has sent one frame.
+fn beside_a_silent_one(dials: bool) -> [Far; 2] {
+    let [first, second] = far(pushgate_tests::hang());
+    let (end, silent) = if dials { (first, second) } else { (second, first) };
+    silent.line.renewal().unwrap().own.making();
+    silent.watch.shared.entries().clear();
+    end.line.tell(b"a frame", Vec::new());
+    [end, silent]
+}
+
+/// A connection, and its other end.
+fn connection() -> (door::Stream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (door::Stream::plain(listener.accept().unwrap().0).unwrap(), far)
+}
+
+impl Far {
+    fn finds(&self, found: impl FnOnce(Key) -> Found) {
+        let shared = &self.watch.shared;
+        let key = shared.entries().values().next().unwrap().renewed.as_ref().unwrap().key;
+        shared.meet_again(shared.meeting.as_ref().unwrap(), found(key));
+    }
+}
+
+#[test]
+fn p6_what_the_other_end_said_of_a_socket_that_was_replaced_since_breaks_none() {
+    let [end, _silent] = beside_a_silent_one(true);
+    end.finds(|key| Found::Told { key, received: 0 });
+    assert!(end.is_broken());
+    let (stream, _far) = connection();
+    end.finds(|key| Found::Met { key, stream, received: 1 });
+    assert!(!end.is_broken());
+    end.finds(|key| Found::Told { key, received: 0 });
+    assert!(!end.is_broken(), "that was late");
+    end.finds(|key| Found::Told { key, received: 1 });
+    assert!(end.is_broken());
+}
+
+#[test]
+fn p6_a_greeting_of_an_attempt_that_was_given_up_replaces_no_socket() {
+    let [end, _silent] = beside_a_silent_one(false);
+    // By a greeting with so many frames: the other end of the new socket, and whether that took over.
+    let greets = |received| {
+        let ((stream, far), before) = (connection(), end.line.stream());
+        end.finds(|key| Found::Greeted { key, stream, received });
+        assert!(!end.is_broken());
+        (far, !Arc::ptr_eq(&end.line.stream(), &before))
+    };
+    let (_first, took_over) = greets(1);
+    assert!(took_over);
+    assert!(!greets(0).1, "that was late");
+    assert!(greets(1).1);
+}
+
 #[test]
 fn p7_a_peer_whose_process_has_ended_is_lost_at_once_though_sockets_are_replaced() {
     for dead in [0, 1] {

@@ -1,4 +1,4 @@
-//! Bindings of libibverbs, which is opened at run time: a program that uses this crate starts on a
+//! Bindings of libibverbs and librdmacm, which are opened at run time: a program that uses this crate starts on a
 //! machine without the library, and can say what is missing.
 //!
 //! * [`open`] gives the process's [`Verbs`]. Its methods are the functions that the library
@@ -20,9 +20,17 @@
 // Made by bindgen: C's manual pages document it.
 #[allow(missing_docs, unsafe_op_in_unsafe_fn, clippy::all, clippy::undocumented_unsafe_blocks)]
 mod bindings;
+mod cm;
+// Made by bindgen, as the bindings of libibverbs.
+#[allow(missing_docs, unsafe_op_in_unsafe_fn, clippy::all, clippy::undocumented_unsafe_blocks)]
+mod cm_bindings;
 mod inlines;
 
 pub use bindings::*;
+pub use cm::*;
+pub use cm_bindings::{
+    Cm, rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_conn_param, rdma_event_channel, rdma_port_space,
+};
 pub use inlines::*;
 
 use std::error::Error;

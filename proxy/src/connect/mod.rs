@@ -72,8 +72,8 @@ struct Told<N> {
 enum TransportOffer {
     Local(LocalOffer),
     Verbs(Offer),
-    /// One for each rail.
-    Rails(Vec<Offer>),
+    /// One for each rail; none for one whose device can't carry anything now.
+    Rails(Vec<Option<Offer>>),
     Tcp(Box<TcpOffer>),
 }
 
@@ -208,6 +208,7 @@ impl Prepared {
                 serde_json::to_vec(&prepared.places()).expect("places are plain data")
             }
             Prepared::Rails(prepared) => {
+                // Of the rails that carry.
                 serde_json::to_vec(&prepared.places()).expect("places are plain data")
             }
         }

@@ -32,6 +32,7 @@ use crate::region::{RegionMemory, Regions};
 use crate::ring::Look;
 use crate::segments::{ControlOfEngine, WorkAtEngine};
 use crate::session::{Session, Status, count_of};
+use crate::watch::Watch;
 
 /// Records that one pass takes in each direction before the engine looks at other queue pairs.
 const BATCH: u32 = 64;
@@ -208,6 +209,34 @@ impl Endpoint {
             self.recorded.worked = true;
         }
         work
+    }
+
+    /// Watches what can give this queue pair something to do, before a pass that finds nothing. False, if more than shared
+    /// words, a command or the time can.
+    ///
+    /// The words are added before the pass, so that what changes during the pass differs from what was seen.
+    pub(crate) fn watch(&self, watch: &mut Watch) -> bool {
+        watch.clear();
+        let is_still = self.stands == Stands::Live
+            && self.moving.is_empty()
+            && !self.inbound.waits()
+            && !self.outbound.is_pending();
+        let watched = is_still
+            && self.here.qp.watch(watch)
+            && self.work.watch(
+                self.outbound.staging().head(),
+                self.options.posted_receives.then(|| self.inbound.next_post()).flatten(),
+                watch,
+            );
+        if !watched {
+            watch.clear();
+        }
+        watched
+    }
+
+    /// True while only what [`Endpoint::watch`] watches can give this queue pair something to do: its link stands.
+    pub(crate) fn is_live(&self) -> bool {
+        self.stands == Stands::Live
     }
 
     /// A pass over a queue pair that has ended, or whose link broke. True if anything was done.

@@ -1,6 +1,7 @@
 //! What an engine does, without its thread: a [`Machine`] is given commands and the time, and makes one pass over its
 //! queue pairs in each [`Machine::step`]. A thread drives it (`thread.rs`), or a simulation in virtual time.
 
+mod idles;
 mod recording;
 
 use std::os::fd::BorrowedFd;
@@ -11,6 +12,7 @@ use std::time::Duration;
 
 use pushgate_driver_shim::bell::Bell;
 
+use self::idles::Idles;
 use self::recording::Recording;
 use super::command::{Command, EngineError, QpId};
 use super::leaving::{Abandoned, Gone, Leaving, SETTLE};
@@ -26,6 +28,13 @@ const TURNS: u32 = 16;
 
 /// Passes between two looks at the clock while there is no work.
 const IDLE_TICK: u32 = 32;
+
+/// Ticks in which each queue pair that is watched gets a turn, whatever its words say.
+const ROUND: usize = 32;
+
+/// The least time between two ticks for each queue pair, nanoseconds: a tick takes some 0.1 us for each, so ticks take a
+/// twentieth of the time at most, however many queue pairs there are.
+const TICK_EVERY: u64 = 2_000;
 
 /// Where a [`Machine`] reads the time. The time never goes back.
 pub trait Clock {
@@ -59,6 +68,12 @@ pub struct Machine {
     alone: bool,
     idle: Idle,
     endpoints: Vec<(QpId, Box<Endpoint>)>,
+    /// Which of them are idle.
+    idles: Idles,
+    /// The last pass found work.
+    busy: bool,
+    /// When the time is passed on next, nanoseconds.
+    next_tick: u64,
     next: u32,
     /// Counts of the queue pairs that are gone.
     gone: Counters,
@@ -90,6 +105,9 @@ impl Machine {
             alone,
             idle: Idle::new(Wake::Doorbell, alone),
             endpoints: Vec::new(),
+            idles: Idles::default(),
+            busy: false,
+            next_tick: 0,
             next: 0,
             gone: Counters::default(),
             sleeps: 0,
@@ -114,14 +132,19 @@ impl Machine {
             self.set_time(clock.now());
         }
         let mut work = false;
+        let part = self.idles.begin(self.busy);
         for i in 0..self.endpoints.len() {
-            if self.endpoints[i].1.poll(&mut self.mover) {
+            if self.idles.passes_over(i, part) {
+                continue;
+            }
+            if self.poll(i) {
                 work = true;
                 // Turns are counted here, and not passes: a pass over all queue pairs may copy a MiB for each of
                 // them, so the time that a pass takes has no small bound.
                 self.look_at_clock(clock);
             }
         }
+        self.busy = work;
         let waited_for = !self.telling.is_empty() || !self.removing.is_empty() || !self.leaving.is_empty();
         if waited_for {
             self.tell();
@@ -134,7 +157,7 @@ impl Machine {
             self.idle.busy();
             return Step::Spin;
         }
-        if waited_for || self.endpoints.iter().any(|(_, e)| e.is_ending()) {
+        if waited_for || self.is_ending() {
             // A peer or a device is waited for, which wakes nobody and may need this core: the kernel may simulate
             // the device.
             self.idle.busy();
@@ -157,6 +180,24 @@ impl Machine {
         step
     }
 
+    /// A turn of the queue pair at a place. True if it did work.
+    #[inline]
+    fn poll(&mut self, at: usize) -> bool {
+        let endpoint = &mut self.endpoints[at].1;
+        self.idles.before(at, endpoint);
+        let work = endpoint.poll(&mut self.mover);
+        self.idles.after(at, work);
+        work
+    }
+
+    /// True while a queue pair has ended and its end was not shown, or while its broken link is being stopped.
+    #[inline]
+    fn is_ending(&self) -> bool {
+        // One that is watched is live.
+        let mut all = self.endpoints.iter().enumerate();
+        all.any(|(at, (_, endpoint))| !self.idles.is_watched(at) && endpoint.is_ending())
+    }
+
     /// How long of `limit` the engine may block before a queue pair has to look at the time.
     #[cold]
     fn until_due(&self, limit: Duration) -> Duration {
@@ -172,7 +213,7 @@ impl Machine {
         }
         // Numbers only grow, and the queue pairs stand in their order.
         let Ok(at) = self.endpoints.binary_search_by_key(&qp.0, |(id, _)| id.0) else { return };
-        if self.endpoints[at].1.poll(&mut self.mover) {
+        if self.poll(at) {
             self.unrecorded = true;
             self.idle.busy();
             self.look_at_clock(clock);
@@ -191,9 +232,17 @@ impl Machine {
     /// Passes the time on to the queue pairs, which look for what the time has ended.
     fn tick(&mut self, clock: &mut impl Clock) {
         self.now = clock.now();
-        for (_, endpoint) in &mut self.endpoints {
-            endpoint.tick(self.now);
+        if self.now < self.next_tick {
+            return;
         }
+        self.next_tick = self.now + TICK_EVERY * self.endpoints.len() as u64;
+        for (at, (_, endpoint)) in self.endpoints.iter_mut().enumerate() {
+            endpoint.tick(self.now);
+            if !endpoint.is_live() {
+                self.idles.rouse(at);
+            }
+        }
+        self.idles.rouse_some(ROUND);
         self.record();
     }
 
@@ -304,6 +353,7 @@ impl Machine {
     /// Takes all queue pairs out. [`Machine::is_leaving`] says when nothing of them touches memory any more.
     pub fn remove_all(&mut self, now: u64) {
         self.set_time(now);
+        self.idles.clear();
         for (_, endpoint) in std::mem::take(&mut self.endpoints) {
             self.leaving.add(endpoint, None, now);
         }
@@ -320,6 +370,7 @@ impl Machine {
     /// Hands out all queue pairs behind a panic.
     #[cold]
     pub(super) fn abandon(&mut self) -> Vec<Abandoned> {
+        self.idles.clear();
         let own = std::mem::take(&mut self.endpoints).into_iter().map(|(_, e)| Abandoned::new(e));
         own.chain(self.leaving.take()).collect()
     }
@@ -336,8 +387,11 @@ impl Machine {
 
     // --------------------------------------------------------------- commands
 
+    /// A queue pair that a command is for. What the command changes there is found by the next turn.
     fn find(&mut self, qp: QpId) -> Option<&mut Endpoint> {
-        self.endpoints.iter_mut().find(|(id, _)| *id == qp).map(|(_, e)| &mut **e)
+        let at = self.endpoints.iter().position(|(id, _)| *id == qp)?;
+        self.idles.rouse(at);
+        Some(&mut self.endpoints[at].1)
     }
 
     /// Carries out a command at time `now`, nanoseconds, or begins to.
@@ -351,6 +405,7 @@ impl Machine {
                 endpoint.begin_trace(id.0, now);
                 endpoint.begin_again();
                 self.endpoints.push((id, endpoint));
+                self.idles.push();
                 // One that must be polled keeps the whole engine polling.
                 if wake == Wake::Polled || self.endpoints.len() == 1 {
                     self.idle.set_wake(wake, self.alone);
@@ -358,7 +413,10 @@ impl Machine {
                 let _ = reply.send(id);
             }
             Command::RemoveQp(qp, reply) => match self.endpoints.iter().position(|(id, _)| *id == qp) {
-                Some(at) => self.leaving.add(self.endpoints.remove(at).1, Some(reply), now),
+                Some(at) => {
+                    self.idles.remove(at);
+                    self.leaving.add(self.endpoints.remove(at).1, Some(reply), now);
+                }
                 None => _ = reply.send(None),
             },
             Command::AddRegion(qp, memory, bytes, reply) => {
@@ -376,8 +434,9 @@ impl Machine {
                 self.removing.push(Removing { qp, key, reply, since: now });
             }
             Command::Fail(qp, status, reply) => {
-                for (id, endpoint) in &mut self.endpoints {
+                for (at, (id, endpoint)) in self.endpoints.iter_mut().enumerate() {
                     if qp.is_none_or(|qp| qp == *id) {
+                        self.idles.rouse(at);
                         endpoint.fail(status);
                     }
                 }

@@ -29,6 +29,7 @@ use crate::memory::Mapped;
 use crate::region::RegionMemory;
 use crate::ring::Found;
 use crate::segments::{LinkAtPeer, LinkOfEngine};
+use crate::watch::Watch;
 
 /// What is known of the two processes.
 pub struct Processes {
@@ -224,6 +225,10 @@ impl Link for LocalLink {
                 Arrival::Record
             }
         }
+    }
+
+    fn watch(&self, watch: &mut Watch) -> bool {
+        self.probed && !self.dirty && self.peer.watch(self.inbound, watch)
     }
 
     fn has_inbound(&self) -> bool {

@@ -30,6 +30,7 @@ use pushgate_driver_shim::record::{Record, RecordWords};
 use crate::gate::{Budget, Permit};
 use crate::region::RegionMemory;
 use crate::session::Status;
+use crate::watch::Watch;
 
 /// Why a link carries nothing any more. What the device of a program sees of it is the session's to say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -170,6 +171,12 @@ pub trait Link: Receives + OwnRegions + PeerMemory + Waking + Send {
 
     /// Takes the next inbound record into `words`, if there is one.
     fn poll_recv(&mut self, words: &mut RecordWords) -> Arrival;
+
+    /// Adds the words without a change of which the link has nothing to do. False where there is more to ask than words: a
+    /// device's completions, a stream.
+    fn watch(&self, _watch: &mut Watch) -> bool {
+        false
+    }
 
     /// Whether [`Link::poll_recv`] would find a record. Takes nothing.
     fn has_inbound(&self) -> bool;

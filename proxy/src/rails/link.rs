@@ -18,11 +18,11 @@ use crate::region::RegionMemory;
 
 impl Link for Rails {
     fn name(&self) -> &'static str {
-        self.rails[0].link.name()
+        self.rails[self.first].link.name()
     }
 
     fn ends(&self) -> [u64; 2] {
-        self.rails[0].link.ends()
+        self.rails[self.first].link.ends()
     }
 
     fn budget(&self) -> Budget {
@@ -205,7 +205,10 @@ impl Link for Rails {
         self.sending.tick(now);
         for rail in 0..self.rails.len() {
             let one = &mut self.rails[rail];
-            if one.receives
+            if std::mem::take(&mut one.unborn) {
+                let cause = abi::PUSHGATE_DOWN_PORT;
+                self.breaks(rail, LinkDown::Failed { cause, by_peer: false });
+            } else if one.receives
                 && let Err(down) = one.link.check(now)
             {
                 self.breaks(rail, down);
@@ -224,7 +227,7 @@ impl Link for Rails {
 
 impl Receives for Rails {
     fn offered_receives(&self) -> Option<bool> {
-        self.rails[0].link.offered_receives()
+        self.rails[self.first].link.offered_receives()
     }
 }
 
@@ -285,25 +288,26 @@ impl OwnRegions for Rails {
 
 impl PeerMemory for Rails {
     fn payload(&self, unit: u32, units: u32) -> Option<usize> {
-        self.rails[0].link.payload(unit, units)
+        self.rails[self.first].link.payload(unit, units)
     }
 
     fn in_place(&self) -> bool {
-        self.rails[0].link.in_place()
+        self.rails[self.first].link.in_place()
     }
 }
 
 impl Waking for Rails {
     fn sleeping(&self) -> Option<&AtomicU64> {
-        self.rails[0].link.sleeping()
+        self.rails[self.first].link.sleeping()
     }
 
     fn bell(&self) -> Option<&Bell> {
-        self.rails[0].link.bell()
+        self.rails[self.first].link.bell()
     }
 
     fn beside(&self, n: usize) -> Option<&dyn Waking> {
-        let one = self.rails.get(n)?;
+        // All but the one that `sleeping` and `bell` speak of.
+        let one = self.rails.get(if n > self.first { n } else { n - 1 })?;
         Some(&*one.link)
     }
 

@@ -11,7 +11,8 @@ use pushgate_driver_shim::record::RecordWords;
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::endpoint::{Endpoint, QpOptions};
 use pushgate_proxy::link::Link;
-use pushgate_proxy::link::verbs::{Config, Device, VerbsLink, VerbsOpening};
+use pushgate_proxy::link::verbs::choice::{Distance, Wish};
+use pushgate_proxy::link::verbs::{Config, Device, RdmaCm, VerbsLink, VerbsOpening};
 
 use super::settled::{self, Settled};
 use super::{Carrier, Memory, carrier};
@@ -33,7 +34,10 @@ pub fn imm() -> bool {
 
 pub fn device() -> Arc<Device> {
     static DEVICE: OnceLock<Arc<Device>> = OnceLock::new();
-    let open = || Device::open(std::env::var("PUSHGATE_TEST_IB_DEV").ok().as_deref(), 1).unwrap();
+    let open = || match std::env::var("PUSHGATE_TEST_IB_DEV") {
+        Ok(name) => Device::open(&name, 1).unwrap(),
+        Err(_) => Device::choose(1, &Wish::default(), |_| Distance::default()).unwrap(),
+    };
     DEVICE.get_or_init(open).clone()
 }
 
@@ -54,7 +58,16 @@ pub struct Wire {
 /// Joins both ends. `memory` is that of the two sides; `posted_receives` says which of them post
 /// receives.
 pub fn connect(memory: [&Memory; 2], posted_receives: [bool; 2]) -> [Wire; 2] {
-    connect_with(memory, posted_receives, &Config { imm: imm(), ..Config::default() })
+    connect_with(memory, posted_receives, &Config { imm: imm(), cm: cm(), ..Config::default() })
+}
+
+/// Whether queue pairs come up through rdma_cm, as the variable PUSHGATE_TEST_RDMA_CM says.
+pub fn cm() -> RdmaCm {
+    match std::env::var("PUSHGATE_TEST_RDMA_CM").as_deref() {
+        Ok("on") => RdmaCm::On,
+        Ok("off") => RdmaCm::Off,
+        _ => RdmaCm::Auto,
+    }
 }
 
 fn connect_with(memory: [&Memory; 2], posted_receives: [bool; 2], config: &Config) -> [Wire; 2] {

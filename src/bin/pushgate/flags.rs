@@ -30,7 +30,7 @@ fn matters(subcommand: &str, key: &Key) -> bool {
         "config" => true,
         "devices" | "gate" => false,
         "proxy" => ["proxy_socket", "stall_report"].contains(&key.name),
-        "doctor" => DOCTOR.contains(&key.name),
+        "doctor" => DOCTOR.contains(&key.name) || ["secret_file", "tls"].contains(&key.name),
         "report" => key.group == Group::Device || DOCTOR.contains(&key.name),
         "probe" => key.group == Group::Device,
         "ranks" => key.group == Group::Ranks || ["qp", "timeout", "recover"].contains(&key.name),

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use pushgate::settings::DeviceChoice;
+use pushgate::settings::{DeviceChoice, Transport};
 use pushgate::{Comm, Context, Membership};
 
 use crate::flags;
@@ -43,7 +43,7 @@ pub fn run(m: &ArgMatches) -> Result<()> {
         "rank {}: all {} are there, queue pairs would be {}",
         comm.rank(),
         comm.size(),
-        comm.transport()
+        Transport::names(&comm.transports())
     )?)
 }
 

@@ -1,13 +1,16 @@
 //! `pushgate topo`: where GPUs, NICs and windows sit, and which path is advised for each pair.
 
+use std::net::IpAddr;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 use clap::{Arg, ArgAction, ArgMatches, Command};
+use pushgate::{Settings, rdma};
 use pushgate_driver_shim::file::read_text;
 use pushgate_pcie_model::Parameters;
 use pushgate_pcie_model::findings::{Findings, FindingsError};
-use pushgate_topology::{Figures, Report, Sysfs, Topology, draw, evidence, nvml};
+use pushgate_proxy::netlink::addresses_of;
+use pushgate_topology::{Address, Figures, Report, Sysfs, Topology, draw, evidence, nvml};
 
 use crate::exit::Input;
 use crate::output::out;
@@ -97,10 +100,31 @@ pub fn run(m: &ArgMatches) -> Result<()> {
         None
     });
     let report = judged(&topology, kept.as_ref());
+    let choices =
+        choices(Path::new(folder("sysfs")), &topology, if own { addresses_of } else { |_| Vec::new() });
     if m.get_flag("json") {
-        return show(&format!("{}\n", serde_json::to_string_pretty(&report)?));
+        let mut all = serde_json::to_value(&report)?;
+        all["rdma_choice"] = choices.into();
+        return show(&format!("{}\n", serde_json::to_string_pretty(&all)?));
     }
-    show(&draw::report(&report, draw::Style { ascii: m.get_flag("ascii"), all: m.get_flag("all") }))
+    show(&draw::report(&report, draw::Style { ascii: m.get_flag("ascii"), all: m.get_flag("all") }))?;
+    choices.iter().try_for_each(|line| show(&format!("\nib-dev = auto: {line}\n")))
+}
+
+/// Which RDMA device `ib-dev = auto` takes, and why: a line for all GPUs, or one for each that has another. None without RDMA
+/// devices.
+fn choices(sys: &Path, topology: &Topology, addresses: fn(&str) -> Vec<IpAddr>) -> Vec<String> {
+    let rank = |gpu| rdma::rank(sys, &Settings::default(), topology, gpu, addresses);
+    if rank(None).ranked().is_empty() {
+        return Vec::new();
+    }
+    let of = |gpu: Address| (topology.gpu_label(gpu), rank(Some(gpu)).report());
+    let all: Vec<_> = topology.gpus.iter().map(|gpu| of(gpu.address)).collect();
+    match all.first() {
+        None => vec![rank(None).report()],
+        Some((_, first)) if all.iter().all(|(_, report)| report == first) => vec![first.clone()],
+        Some(_) => all.into_iter().map(|(gpu, report)| format!("for {gpu} {report}")).collect(),
+    }
 }
 
 /// What a probe of this host's GPUs found, if there was one.

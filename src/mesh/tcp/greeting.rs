@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::ANSWER;
 
 /// Versions that this build speaks of everything that goes over these connections.
-pub(super) const VERSIONS: Versions = Versions::new(5, 5);
+pub(super) const VERSIONS: Versions = Versions::new(6, 6);
 pub(super) const MAX_GREETING: usize = 1024;
 pub(super) const MAX_ANSWER: usize = 1 << 16;
 /// A greeting: who connects, and to which rank.

@@ -1,6 +1,6 @@
 //! Tests of how ranks of several hosts meet.
 
-use std::io::Write;
+use std::io::{Read as _, Write};
 use std::net::Shutdown;
 use std::process::Command;
 use std::sync::mpsc::{Receiver, channel};
@@ -30,11 +30,11 @@ fn me_with(rank: u32, size: u32, terms: Terms) -> Me<'static> {
     Me::new("red", rank, size, hang(), None, terms).unwrap()
 }
 
-fn me(rank: u32, size: u32) -> Me<'static> {
+pub(super) fn me(rank: u32, size: u32) -> Me<'static> {
     me_with(rank, size, terms())
 }
 
-fn mesh(rank: u32, (streams, again): Joined) -> (Mesh, Receiver<u32>) {
+pub(super) fn mesh(rank: u32, (streams, again): Joined) -> (Mesh, Receiver<u32>) {
     let mut mesh = Mesh::new(rank, streams, hang(), again).unwrap();
     let (sender, lost) = channel();
     let events = Events { lost: Box::new(move |rank| sender.send(rank).unwrap()), ended: Box::new(|_| {}) };
@@ -43,13 +43,13 @@ fn mesh(rank: u32, (streams, again): Joined) -> (Mesh, Receiver<u32>) {
 }
 
 /// Starts rank 0 at a port of its own.
-fn rank0(at: &str, size: u32) -> (String, JoinHandle<Result<Joined>>) {
+pub(super) fn rank0(at: &str, size: u32) -> (String, JoinHandle<Result<Joined>>) {
     let door = me(0, size).listen_at(at).unwrap();
     let place = door.local_addr().unwrap().to_string();
     (place, thread::spawn(move || me(0, size).gather(&door)))
 }
 
-fn join(place: &str, rank: u32, size: u32) -> JoinHandle<Result<Joined>> {
+pub(super) fn join(place: &str, rank: u32, size: u32) -> JoinHandle<Result<Joined>> {
     let place = place.to_owned();
     thread::spawn(move || me(rank, size).join(&place, "auto"))
 }
@@ -154,7 +154,7 @@ fn ranks_that_do_not_fit_are_told_why_and_the_others_meet() {
         bytes
     };
     let good = sealed(&hello(1, 3));
-    refused(&place, &version(&good), &["wire version is 9, expected 5", "one release"]);
+    refused(&place, &version(&good), &["wire version is 9, expected 6", "one release"]);
     // A version that has a different greeting altogether.
     let mut other = version(&good)[..12].to_vec();
     other.extend([3, 0, 0, 0, 1, 2, 3]);

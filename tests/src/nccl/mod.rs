@@ -13,6 +13,7 @@ mod fair;
 mod forked;
 mod mixed;
 pub mod pair;
+mod profiling;
 mod recovering;
 pub mod scenario;
 pub mod speed;

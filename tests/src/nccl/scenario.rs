@@ -962,84 +962,6 @@ pub fn deregister(o: &Options) {
     println!("three times");
 }
 
-/// What the plugin logs about its profiler: connections without it and, with `--times 1`, with it.
-pub fn queue(o: &Options) {
-    let plugin = o.open();
-    let ctx = plugin.init().expect("init");
-    if o.times == 1 {
-        assert_eq!(plugin.profile(5).expect("a profiler").mask, 1 << 11);
-    }
-    for _ in 0..2 {
-        let ends = loopback(&plugin, ctx);
-        close(&plugin, ends);
-    }
-    plugin.finalize(ctx).expect("finalize");
-    warnings().iter().for_each(|w| println!("warning: {w}"));
-}
-
-/// What NCCL tells a profiler, in the table of version `--times`: a group of calls, a collective call, a kernel launch, a
-/// state, an event that v5 lacks.
-pub fn profiler(o: &Options) {
-    let plugin = o.open();
-    let ctx = plugin.init().expect("init");
-    // The GPU copies once it has a connection.
-    let ends = loopback(&plugin, ctx);
-    let profiling = plugin.profile(o.times as u32).expect("a profiler");
-    println!("mask {:#x}", profiling.mask);
-    let group = profiling.start(1 << 8, 0);
-    let call = profiling.start(1 << 9, 0);
-    let launches = [0, 1].map(|_| profiling.start(1 << 11, 0));
-    assert!(launches[0] != launches[1] || launches[0].is_null());
-    if !call.is_null() {
-        profiling.record(call, 23);
-    }
-    let copies = profiling.start(1 << 12, 0);
-    for event in [copies, launches[0], call, launches[1], group] {
-        if !event.is_null() {
-            profiling.stop(event);
-        }
-    }
-    close(&plugin, ends);
-    profiling.finalize();
-    plugin.finalize(ctx).expect("finalize");
-    warnings().iter().for_each(|w| println!("warning: {w}"));
-}
-
-/// What NCCL tells the profiler v6 of broadcasts, whose kernels it launches without an event: groups of calls. The worker
-/// fails to be launched once (`_PUSHGATE_WORKER_FAULT`), which shows when it is launched.
-pub fn broadcasts(o: &Options) {
-    let plugin = o.open();
-    let ctx = plugin.init().expect("init");
-    let ends = loopback(&plugin, ctx);
-    let profiling = plugin.profile(6).expect("a profiler");
-    let group = || profiling.start(1 << 8, 0);
-    // Within a group only a broadcast launches the worker; the second one finds it.
-    for func in [c"AllReduce", c"Broadcast", c"Broadcast"] {
-        let group = group();
-        profiling.record(group, 23);
-        let call = profiling.call(func, group, 0);
-        println!("{func:?} {:?}", call.as_ref().err());
-        if let Some(call) = call.ok().filter(|call| !call.is_null()) {
-            profiling.stop(call);
-        }
-        profiling.stop(group);
-    }
-    // Many in a group, and the same handles again.
-    for _ in 0..3 {
-        let group = group();
-        for stream in [0, 0, 0] {
-            assert!(profiling.call(c"Broadcast", group, stream).is_ok());
-        }
-        profiling.stop(group);
-    }
-    // A call outside of a group has no end, so it takes no lease.
-    assert!(profiling.call(c"Broadcast", std::ptr::null_mut(), 0).is_ok());
-    close(&plugin, ends);
-    profiling.finalize();
-    plugin.finalize(ctx).expect("finalize");
-    warnings().iter().for_each(|w| println!("warning: {w}"));
-}
-
 /// The function of a scenario.
 pub type Scenario = fn(&Options);
 
@@ -1055,7 +977,7 @@ pub const NCCL: [(&str, Scenario); 7] = [
 ];
 
 /// Scenarios with what this project's plugin promises beyond that.
-pub const OWN: [(&str, Scenario); 18] = [
+pub const OWN: [(&str, Scenario); 19] = [
     ("garbage", garbage),
     ("setting", setting),
     ("forked", super::forked::forked),
@@ -1064,9 +986,10 @@ pub const OWN: [(&str, Scenario); 18] = [
     ("closing", super::closing::closing),
     ("lost", lost),
     ("deregister", deregister),
-    ("queue", queue),
-    ("profiler", profiler),
-    ("broadcasts", broadcasts),
+    ("queue", super::profiling::queue),
+    ("profiler", super::profiling::profiler),
+    ("broadcasts", super::profiling::broadcasts),
+    ("launches", super::profiling::launches),
     ("fair", super::fair::fair),
     ("mixed", super::mixed::mixed),
     ("stall", super::stall::stall),

@@ -343,6 +343,38 @@ impl Plugin {
         }
     }
 
+    /// Asks the tuner of v5 about a collective of `bytes` between two nodes, with the costs of the protocols LL, LL128 and Simple
+    /// on tree and ring. Returns the costs as the tuner leaves them.
+    pub fn tune(&self, bytes: usize, mut costs: [f32; 6]) -> [f32; 6] {
+        // SAFETY: a data symbol, of which only the address is taken; the library stays loaded as long as `self`.
+        let table = unsafe { self._library.get::<*const c_void>(b"ncclTunerPlugin_v5") }.expect("a tuner");
+        // SAFETY: as above.
+        let table = unsafe { table.into_raw() }.as_raw_ptr() as *const *const c_void;
+        type Init = unsafe extern "C" fn(*mut Ptr, u64, usize, usize, Logger, Ptr, Ptr) -> c_int;
+        type Info = unsafe extern "C" fn(
+            Ptr,
+            c_int,
+            usize,
+            c_int,
+            *mut f32,
+            c_int,
+            c_int,
+            c_int,
+            *mut c_int,
+        ) -> c_int;
+        let (mut context, mut channels, null) = (std::ptr::null_mut(), 0, std::ptr::null_mut());
+        // SAFETY: the table's second and third places hold these functions; all places given are ours.
+        unsafe {
+            let init: Init = std::mem::transmute(*table.add(1));
+            let info: Info = std::mem::transmute(*table.add(2));
+            let end: unsafe extern "C" fn(Ptr) -> c_int = std::mem::transmute(*table.add(3));
+            assert_eq!(init(&mut context, 7, 2, 2, log(), null, null), 0);
+            assert_eq!(info(context, 4, bytes, 1, costs.as_mut_ptr(), 2, 3, 0, &mut channels), 0);
+            assert_eq!(end(context), 0);
+        }
+        costs
+    }
+
     /// Calls finalize; does nothing before v11.
     pub fn finalize(&self, ctx: Ptr) -> Result<()> {
         let mut users = self.users.lock().unwrap();

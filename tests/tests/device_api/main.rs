@@ -1,5 +1,5 @@
 //! Tests the device API through the whole stack: kernels of tests/kernels, the public API, the
-//! engine, the `local` queue pair. Always on the CPU, and on a GPU where there is one.
+//! engine, the `local` queue pair, or over `tcp` with `PUSHGATE_TEST_QP=tcp`. Always on the CPU, and on a GPU where there is one.
 //!
 //! `rig` has the two ranks on which every test runs, `step` the calls that a script is made of. Each other
 //! module is one subject.

@@ -24,7 +24,7 @@ fn an_engine_in_another_process_does_the_same() {
                 assert!(start.elapsed() < hang(), "the proxy does not listen");
                 std::thread::sleep(Duration::from_millis(5));
             }
-            let rig = Rig::new(device, &[("proxy", "process"), ("proxy-socket", name)]);
+            let rig = Rig::new(device, &[("proxy", "process"), ("proxy-socket", name), ("qp", "local")]);
             assert_eq!(rig.context.proxy_place(), "process");
             every_size(&rig, &[THREAD, SCOPES[3]]);
             one_sided(&rig, &[THREAD], Target::Shared);

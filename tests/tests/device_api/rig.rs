@@ -1,4 +1,5 @@
-//! Two ranks of this process on one context, and the kernels that play scripts on their queue pairs.
+//! Two ranks of this process on one context, and the kernels that play scripts on their queue pairs. Their transport is `local`, or what
+//! `PUSHGATE_TEST_QP` says.
 
 use std::cell::Cell;
 use std::sync::{Mutex, Once, PoisonError};
@@ -46,6 +47,9 @@ impl Rig {
         let mut settings = Settings::default();
         settings.device = device;
         settings.timeout = hang();
+        if let Ok(qp) = std::env::var("PUSHGATE_TEST_QP") {
+            settings.set("qp", &qp).unwrap();
+        }
         for (name, value) in with {
             settings.set(name, value).unwrap();
         }

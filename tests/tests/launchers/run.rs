@@ -225,7 +225,8 @@ fn ranks_of_several_hosts_meet_at_the_first_one() {
             "{}",
             ended.stdout
         );
-        assert_eq!(lines[1], format!("[{rank}] rank {rank}: all 3 are there, queue pairs would be verbs"));
+        // These hosts are one, as the ranks find.
+        assert_eq!(lines[1], format!("[{rank}] rank {rank}: all 3 are there, queue pairs would be local"));
     }
     assert_eq!(said.len(), 6);
 }

@@ -96,7 +96,7 @@ fn a_second_profiler_gets_every_event_beside_the_plugins_own() {
         let mut command = command(&format!("profiler --times {ours}"));
         command.env(variable, second_profiler(theirs)).envs(gpu.then_some(GPU).into_iter().flatten());
         let (said, log) = logged(command);
-        let mask = if gpu && ours == 6 { 0xb00 } else { 0xa00 };
+        let mask = if gpu { 0xf00 } else { 0xa00 };
         assert!(said.contains(&format!("mask {mask:#x}")) && !said.contains("warning"), "{said}");
         assert!(log.contains(&format!("the second profiler second (v{theirs}) gets every event")), "{log}");
         log.lines().filter_map(|line| line.strip_prefix("second: ")).map(str::to_owned).collect::<Vec<_>>()
@@ -139,7 +139,7 @@ fn a_second_profiler_that_cannot_be_loaded_is_named_and_nothing_else_fails() {
             said.contains("warning: profiler-plugin") || said.contains("NCCL goes on without"),
             "{name}: {said}"
         );
-        assert!(said.contains(why) && said.contains("mask 0xb00"), "{name}: {said}");
+        assert!(said.contains(why) && said.contains("mask 0xf00"), "{name}: {said}");
     }
 }
 
@@ -159,5 +159,30 @@ fn broadcasts_whose_launches_are_not_told_find_the_worker() {
     check(&said(None));
     if source_of_profiler().exists() {
         check(&said(Some(second_profiler(6))));
+    }
+}
+
+#[test]
+fn a_launch_that_takes_ll_brings_no_worker_where_ll_lands_in_host_memory() {
+    for version in [5, 6] {
+        let workers = |more: &[(&str, &str)]| {
+            let mut command = command(&format!("launches --times {version}"));
+            command.envs(GPU);
+            let said = run_with(command, more);
+            assert!(!said.contains("warning"), "{said}");
+            let lines =
+                said.lines().filter_map(|line| line.split_once(": ")).filter(|(_, w)| w.ends_with("worker"));
+            lines.map(|(what, worker)| (what.to_owned(), worker == "worker")).collect::<Vec<_>>()
+        };
+        let expect = |without: &[&str], workers: &[(String, bool)]| {
+            assert_eq!(workers.len(), 7, "{workers:?}");
+            for (what, worker) in workers {
+                assert_eq!(*worker, !without.contains(&what.as_str()), "v{version}: {what}");
+            }
+        };
+        expect(&["LL", "LL again"], &workers(&[]));
+        // LL messages arrive in GPU memory, or the user chose a protocol.
+        expect(&[], &workers(&[("NCCL_ALLOC_P2P_NET_LL_BUFFERS", "0")]));
+        expect(&[], &workers(&[("NCCL_PROTO", "LL,Simple")]));
     }
 }

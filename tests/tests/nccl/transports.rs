@@ -56,6 +56,18 @@ fn without_an_rdma_device_a_rank_of_another_host_is_reached_by_tcp_and_the_log_s
 }
 
 #[test]
+fn connections_over_tcp_carry_everything_whether_threads_of_the_plugin_or_nccls_drive_them() {
+    for (threads, gpu) in [("0", &GPU[..]), ("1", &[]), ("3", &[]), ("3", &GPU)] {
+        let mut over_tcp = command("traffic --processes --groups 20");
+        over_tcp.env("PUSHGATE_QP", "tcp").env("PUSHGATE_HOST", "127.0.0.1");
+        over_tcp.env("PUSHGATE_NET_TCP_THREADS", threads).envs(gpu.iter().copied());
+        let (_, log) = logged(over_tcp);
+        let said = told(&log);
+        assert!(said.len() == 2 && said.iter().all(|said| said.starts_with("tcp: ")), "{log}");
+    }
+}
+
+#[test]
 fn a_rank_that_no_setting_lets_this_one_reach_is_refused_with_the_remedy() {
     let elsewhere = "_PUSHGATE_NET_HOST=elsewhere";
     let mut local = command("traffic --processes --groups 3");

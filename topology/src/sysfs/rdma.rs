@@ -16,7 +16,10 @@ pub(super) fn read(sys: &mut Files, topology: &mut Topology) {
         let ports = ports(sys, &base);
         // rxe names its network device in `parent`; every device has those of its addresses.
         let parent = sys.word(&format!("{base}/parent"));
-        let software = parent.is_some() || real.components().any(|c| c.as_os_str() == "virtual");
+        // Software iWARP lies on PCI below its network interface.
+        let described =
+            sys.word(&format!("{base}/node_desc")).is_some_and(|text| text == "Software iWARP stack");
+        let software = described || parent.is_some() || real.components().any(|c| c.as_os_str() == "virtual");
         let by_address = || ports.first().map(|p| format!("{base}/ports/{}/gid_attrs/ndevs/0", p.number));
         let netdev = match parent {
             Some(name) => Some(name),

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::guest::{self, Ended, Job};
 use super::kernel::{self, Kernel};
+use super::siw;
 use super::suites::{PACKAGE_NEEDS, Suite};
 use crate::output::say;
 use crate::paths::Paths;
@@ -25,6 +26,8 @@ pub struct Report {
     pub failures: Vec<String>,
     /// What tests have left out.
     pub skips: Vec<String>,
+    /// The suites that were left out, each with what it lacks.
+    pub lacking: Vec<String>,
 }
 
 /// Runs the suites: those for one machine in one boot, then those for two. A suite that fails ends its boot, and the suites
@@ -39,7 +42,14 @@ pub fn run_suites(
 ) -> Result<Report> {
     let mut report = Report::default();
     for guests in [1, 2] {
-        let suites: Vec<_> = chosen.iter().copied().filter(|suite| suite.guests == guests).collect();
+        let mut suites: Vec<_> = chosen.iter().copied().filter(|suite| suite.guests == guests).collect();
+        let siw = suites.iter().any(|suite| suite.siw).then(|| siw::source(paths, kernel, guard));
+        if let Some(Err(error)) = &siw {
+            let (lacking, left): (Vec<_>, _) = suites.into_iter().partition(|suite| suite.siw);
+            let reason = |suite: &&Suite| format!("suite {}: {error:#}", suite.name);
+            report.lacking.extend(lacking.iter().map(reason));
+            suites = left;
+        }
         if suites.is_empty() {
             continue;
         }
@@ -48,6 +58,10 @@ pub fn run_suites(
         if suites.iter().any(|suite| suite.module) {
             let modules = kmod::build(paths, kernel, guard)?;
             settings.push_str(&export("KMOD_DIR", &modules));
+        }
+        if let Some(Ok(source)) = siw {
+            let module = siw::build(paths, kernel, &source, guard)?;
+            settings.push_str(&export("SIW_DIR", &module));
         }
         if suites.iter().any(|suite| suite.package) {
             if let Some(reason) = system::unmet(PACKAGE_NEEDS) {

@@ -66,6 +66,14 @@ impl Kernel {
         self.dir.join("boot").join(format!("vmlinux-{}", self.release))
     }
 
+    /// The version of Debian's package that the kernel was built from, as its image says.
+    pub fn version(&self) -> Result<String> {
+        let file = self.image();
+        let image = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        version_in(&image, &self.release)
+            .with_context(|| format!("{} does not say its package's version", file.display()))
+    }
+
     /// The files of the named modules and of all that they depend on, in an order in which they
     /// load.
     pub fn modules(&self, names: &[&str]) -> Result<Vec<PathBuf>> {
@@ -75,6 +83,20 @@ impl Kernel {
         let files = closure(&self.dependencies, &builtin, names)?;
         Ok(files.iter().map(|file| folder.join(file)).collect())
     }
+}
+
+/// The version in a kernel's banner: `Linux version RELEASE ... Debian VERSION (DATE)`.
+fn version_in(image: &[u8], release: &str) -> Option<String> {
+    let banner = format!("Linux version {release} (");
+    let start = memmem(image, banner.as_bytes())?;
+    let line = &image[start..];
+    let line = &line[..line.iter().position(|byte| [0, b'\n'].contains(byte))?];
+    let (_, version) = std::str::from_utf8(line).ok()?.rsplit_once(" Debian ")?;
+    version.split_whitespace().next().map(str::to_string)
+}
+
+fn memmem(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
+    bytes.windows(wanted.len()).position(|window| window == wanted)
 }
 
 /// The content of a module, decompressed.
@@ -137,13 +159,14 @@ fn unpacked(cache: &Path, release: String, guard: Guard) -> Result<String> {
 
 /// Makes a folder of the cache unless it exists, from what `make` leaves in `tree` below its own
 /// folder.
-fn made(cache: &Path, dir: &Path, make: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+pub fn made(cache: &Path, dir: &Path, make: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     if dir.exists() {
         return Ok(());
     }
     // The folder has another name until it is whole. If two processes do this at once, the first to
     // finish wins.
-    let part = cache.join(format!("part-{}", std::process::id()));
+    let name = dir.file_name().context("a folder has a name")?.to_string_lossy();
+    let part = cache.join(format!("part-{}-{name}", std::process::id()));
     let tree = part.join("tree");
     fs::create_dir_all(&tree).with_context(|| format!("cannot make {}", tree.display()))?;
     let result = make(&part);
@@ -186,6 +209,16 @@ fn fetch_headers(part: &Path, release: &str, guard: Guard) -> Result<()> {
 
 /// Fetches packages into a folder and unpacks them into its `tree`.
 fn download(part: &Path, packages: &[String], guard: Guard) -> Result<()> {
+    for package in fetch_packages(part, packages, guard)? {
+        let mut unpack = process::command("dpkg-deb", part);
+        unpack.arg("-x").arg(package).arg(part.join("tree"));
+        process::run(unpack, guard)?;
+    }
+    Ok(())
+}
+
+/// Fetches packages (`name`, or `name=version`) into a folder; returns their files.
+pub fn fetch_packages(part: &Path, packages: &[String], guard: Guard) -> Result<Vec<PathBuf>> {
     let mut download = process::command("apt-get", part);
     // Run as root, apt downloads as another user, who may not write here, and prints a warning.
     if rustix::process::geteuid().is_root() {
@@ -196,12 +229,7 @@ fn download(part: &Path, packages: &[String], guard: Guard) -> Result<()> {
     let files = fs::read_dir(part)?.flatten().map(|file| file.path());
     let found: Vec<_> = files.filter(|path| path.extension() == Some(OsStr::new("deb"))).collect();
     ensure!(found.len() == packages.len(), "apt-get has downloaded {} of {packages:?}", found.len());
-    for package in found {
-        let mut unpack = process::command("dpkg-deb", part);
-        unpack.arg("-x").arg(package).arg(part.join("tree"));
-        process::run(unpack, guard)?;
-    }
-    Ok(())
+    Ok(found)
 }
 
 fn fetch_into(part: &Path, release: &str, guard: Guard) -> Result<()> {
@@ -323,6 +351,14 @@ kernel/e/other.ko: kernel/d/base.ko
         payload(&image[..1049]).unwrap_err();
         payload(&[0; 2048]).unwrap_err();
         payload(&[]).unwrap_err();
+    }
+
+    #[test]
+    fn the_version_is_the_banners() {
+        let image = b"\0Linux version %s\0Linux version 6.1.0-9-amd64 (x@debian.org) (gcc-12) #1 SMP Debian 6.1.192-2 (2026-01-02)\n\0";
+        assert_eq!(version_in(image, "6.1.0-9-amd64").unwrap(), "6.1.192-2");
+        assert_eq!(version_in(image, "6.1.0-10-amd64"), None);
+        assert_eq!(version_in(&image[..60], "6.1.0-9-amd64"), None);
     }
 
     #[test]

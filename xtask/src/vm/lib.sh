@@ -48,6 +48,24 @@ rxe() {
         grep -qs '[1-9a-f]' "/sys/class/infiniband/$1/ports/1/gids/1"
 }
 
+# Makes a device of software iWARP over a link that has an address: its name, the link. The suite's field `siw` of suites.rs has
+# the module built. A link has one RDMA device: of two, rdma_cm takes the one that was made first, so siw gets a
+# link of its own (`dummy`), or the link of a device that is taken away before (`without`).
+siw() {
+    if [ ! -e /sys/module/siw ]; then
+        modprobe -a iw_cm libcrc32c && insmod "$SIW_DIR/siw.ko" || return 1
+    fi
+    rdma link add "$1" type siw netdev "$2" || return 1
+    within 60 "the port of $1 is not active" grep -qs ACTIVE "/sys/class/infiniband/$1/ports/1/state"
+}
+
+# Takes away an RDMA device, which waits until no process uses it, and the links named after it.
+without() {
+    rdma link delete "$1" || return 1
+    shift
+    for link in "$@"; do ip link delete "$link" || return 1; done
+}
+
 # Waits until the other guest has reached the same point; fails if that guest has ended the suite already.
 together() {
     : >"/run/both/$VM_SUITE.$1.$VM_GUEST"

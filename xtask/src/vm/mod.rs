@@ -9,6 +9,7 @@ mod ivshmem;
 pub mod kernel;
 mod pack;
 mod qemu;
+mod siw;
 pub mod suites;
 
 use std::ffi::OsStr;
@@ -92,6 +93,9 @@ pub fn run(paths: &Paths, options: &Options) -> Result<ExitCode> {
         for reason in report.skips {
             println!("{reason}");
         }
+        if !report.lacking.is_empty() {
+            bail!("{}", report.lacking.join("; "));
+        }
         return Ok(ExitCode::from(report.code));
     }
     let words: Vec<_> = options.command.iter().map(|word| process::quote(OsStr::new(word))).collect();
@@ -138,6 +142,10 @@ fn step_of(bench: &mut Bench, is_chosen: impl Fn(&Suite) -> bool) -> Result<Outc
     if report.code != 0 {
         bail!("{}", report.failures.join("; "));
     }
+    if report.lacking.len() == chosen.len() {
+        return Ok(Outcome::Skipped(report.lacking.join("; ")));
+    }
+    bench.skips.extend(report.lacking);
     Ok(Outcome::Passed)
 }
 

@@ -34,6 +34,7 @@ const MEMORY: u32 = 2048;
 /// Gathers everything and packs it into `file`.
 pub fn pack(paths: &Paths, kernel: &Kernel, suite: &Suite, file: &Path) -> Result<()> {
     ensure!(suite.guests == 1, "{} runs in two machines; packed is one", suite.name);
+    ensure!(!suite.siw, "{} needs software iWARP, which an archive does not hold", suite.name);
     let nvcc = cuda::toolkit(paths, Guard::NONE)?.nvcc;
     let mut settings = build(paths, &[suite], &[("PUSHGATE_NVCC", nvcc.as_os_str())], Guard::NONE)?;
     let scratch = paths.scratch("pack")?;

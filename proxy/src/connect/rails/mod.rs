@@ -28,7 +28,10 @@ const SHORTEST: u32 = 16 << 10;
 
 /// This end over several devices, before the other end is known.
 pub struct RailsOpening {
-    openings: Vec<VerbsOpening>,
+    /// `None` for a device whose port is down.
+    openings: Vec<Option<VerbsOpening>>,
+    /// Why the first of those is missing.
+    away: Option<VerbsError>,
     same: Same,
 }
 
@@ -41,13 +44,15 @@ struct Same {
 
 /// This end over several devices, ready to receive.
 pub struct RailsPrepared {
-    all: Vec<VerbsPrepared>,
+    /// `None` where one of the two ends has no device that carries.
+    all: Vec<Option<VerbsPrepared>>,
     same: Same,
 }
 
 /// This end over several devices, once both ends are ready.
 pub struct RailsMet {
-    links: Vec<VerbsLink>,
+    /// `None` for a rail that joins later.
+    links: Vec<Option<VerbsLink>>,
     /// The copy of the peer's window, where its payload arrives.
     pub mirror: Arc<SharedMemory>,
     /// The peer's rings, checked.
@@ -59,7 +64,10 @@ pub struct RailsMet {
 }
 
 impl RailsOpening {
-    /// Registers the window with each device, and makes a queue pair on each. `config` is that of every link.
+    /// Registers the window with each device, and makes a queue pair on each whose port is up. `config` is that of every link.
+    ///
+    /// # Errors
+    /// Where a device can't be used for another reason than its port's state, or all ports are down.
     pub fn new(
         devices: &[Arc<Device>],
         config: &Config,
@@ -68,32 +76,60 @@ impl RailsOpening {
         allocate: &mut Allocate<'_>,
     ) -> Result<Self, VerbsError> {
         let config = Config { rail: true, ..config.clone() };
-        let open = |device| VerbsOpening::new(device, &config, geometry, window.clone(), &mut *allocate);
-        let openings = devices.iter().map(open).collect::<Result<_, _>>()?;
+        let (mut openings, mut away) = (Vec::with_capacity(devices.len()), None);
+        for device in devices {
+            openings.push(match device.as_now() {
+                Ok(device) => {
+                    Some(VerbsOpening::new(&device, &config, geometry, window.clone(), &mut *allocate)?)
+                }
+                Err(why @ VerbsError::PortDown { .. }) => {
+                    tracing::debug!("a rail is missing at the start: {why}");
+                    away.get_or_insert(why);
+                    None
+                }
+                Err(e) => return Err(e),
+            });
+        }
+        if openings.iter().all(Option::is_none) {
+            return Err(away.expect("there is a device"));
+        }
         let window = window.clone();
-        Ok(RailsOpening { openings, same: Same { config, geometry, window } })
+        Ok(RailsOpening { openings, away, same: Same { config, geometry, window } })
     }
 
-    pub(super) fn offer(&self) -> Vec<Offer> {
-        self.openings.iter().map(VerbsOpening::offer).collect()
+    /// Why a rail is missing, if one is.
+    pub fn away(&mut self) -> Option<VerbsError> {
+        self.away.take()
+    }
+
+    pub(super) fn offer(&self) -> Vec<Option<Offer>> {
+        self.openings.iter().map(|one| one.as_ref().map(VerbsOpening::offer)).collect()
     }
 
     /// As many rails as the end that names fewer devices.
     pub(super) fn prepare(
         self,
         peer: u32,
-        offers: &[Offer],
+        offers: &[Option<Offer>],
         allocate: &mut Allocate<'_>,
     ) -> Result<RailsPrepared, VerbsError> {
         if !(1..=MOST_RAILS).contains(&offers.len()) {
             let why = format!("it offers {} RDMA devices, expected 1 to {MOST_RAILS}", offers.len());
             return Err(VerbsError::Peer { rank: peer, why });
         }
-        let mut all: Vec<VerbsPrepared> = Vec::with_capacity(self.openings.len());
-        for (opening, offer) in self.openings.into_iter().zip(offers) {
-            let first = all.first().map(|first| (first.mirror(), first.peer_geometry()));
+        let mut all: Vec<Option<VerbsPrepared>> = Vec::with_capacity(self.openings.len());
+        for both in self.openings.into_iter().zip(offers) {
+            let (Some(opening), Some(offer)) = both else {
+                all.push(None);
+                continue;
+            };
+            let first = all.iter().flatten().next().map(|first| (first.mirror(), first.peer_geometry()));
             let prepared = opening.prepare_beside(first, peer, offer, allocate)?;
-            all.push(prepared);
+            all.push(Some(prepared));
+        }
+        if all.iter().all(Option::is_none) {
+            let why = "no port of its RDMA devices is up whose partner, by the order in ib-dev, is up here";
+            return Err(VerbsError::Peer { rank: peer, why: why.into() });
         }
         Ok(RailsPrepared { all, same: self.same })
     }
@@ -101,19 +137,22 @@ impl RailsOpening {
 
 impl RailsPrepared {
     pub(super) fn places(&self) -> Vec<Places> {
-        self.all.iter().map(VerbsPrepared::places).collect()
+        self.all.iter().flatten().map(VerbsPrepared::places).collect()
     }
 
     pub(super) fn meet(self, places: Vec<Places>) -> Result<RailsMet, VerbsError> {
-        let (first, same) = (&self.all[0], self.same);
+        let (first, same) = (self.all.iter().flatten().next().expect("one carries"), self.same);
         let (mirror, peer_geometry, peer_posts) =
             (first.mirror().clone(), first.peer_geometry(), first.peer_receives());
-        if places.len() != self.all.len() {
-            let why = format!("it has places of {} links, expected {}", places.len(), self.all.len());
+        let carry = self.all.iter().flatten().count();
+        if places.len() != carry {
+            let why = format!("it has places of {} links, expected {carry}", places.len());
             return Err(VerbsError::Peer { rank: peer_geometry.rank, why });
         }
-        let links = self.all.into_iter().zip(places).map(|(one, places)| one.join(places));
-        let links = links.collect::<Result<_, _>>()?;
+        let mut places = places.into_iter();
+        let mut join = |one: VerbsPrepared| one.join(places.next().expect("as many as links"));
+        let links =
+            self.all.into_iter().map(|one| one.map(&mut join).transpose()).collect::<Result<_, _>>()?;
         Ok(RailsMet { links, mirror, peer_geometry, peer_posts, same, shortest: SHORTEST })
     }
 }
@@ -165,7 +204,8 @@ impl RailsMet {
         let mirror = self.mirror;
         let parts = Parts { reopen, allocate, config, geometry, window, mirror, peer_geometry };
         let beside = Frames::new(channel, self.links.len(), maker(parts));
-        let links = self.links.into_iter().map(|link| Box::new(link) as Box<dyn Rail>).collect();
+        let links =
+            self.links.into_iter().map(|link| link.map(|link| Box::new(link) as Box<dyn Rail>)).collect();
         Rails::new(links, Box::new(beside), options, 0)
     }
 }

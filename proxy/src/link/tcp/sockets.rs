@@ -3,7 +3,7 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::event::{Timespec, epoll};
@@ -32,6 +32,8 @@ pub struct Readiness {
     asked: AtomicU64,
     /// An answer named streams since an engine looked whether it may sleep.
     news: AtomicBool,
+    /// Streams that are watched.
+    watched: AtomicUsize,
     /// Four bits for each stream.
     bits: Box<[AtomicU64]>,
     free: Mutex<Vec<u32>>,
@@ -50,7 +52,8 @@ impl Readiness {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let bits = (0..MOST * 4 / 64).map(|_| AtomicU64::new(0)).collect();
         let free = Mutex::new((0..MOST as u32).rev().collect());
-        Ok(Arc::new(Readiness { epoll, asked: AtomicU64::new(0), news: AtomicBool::new(false), bits, free }))
+        let (asked, news, watched) = (AtomicU64::new(0), AtomicBool::new(false), AtomicUsize::new(0));
+        Ok(Arc::new(Readiness { epoll, asked, news, watched, bits, free }))
     }
 
     /// Watches a stream. `None`: it can't be, and is asked each time.
@@ -62,12 +65,16 @@ impl Readiness {
         use epoll::EventFlags as Flags;
         let flags = Flags::IN | Flags::RDHUP | Flags::OUT | Flags::ET;
         epoll::add(&self.epoll, stream, epoll::EventData::new_u64(place as u64), flags).ok()?;
+        // Relaxed, as below: whether a stream is alone decides who is asked, its socket or the epoll instance. What is told
+        // meanwhile stays to be told.
+        self.watched.fetch_add(1, Ordering::Relaxed);
         free.pop()
     }
 
     /// Watches a stream no more.
     fn forget(&self, stream: &Stream, place: u32) {
         let _ = epoll::delete(&self.epoll, stream);
+        self.watched.fetch_sub(1, Ordering::Relaxed);
         self.free.lock().unwrap_or_else(PoisonError::into_inner).push(place);
     }
 
@@ -122,6 +129,8 @@ pub struct Sockets {
     places: Vec<Option<u32>>,
     /// How often the readiness had been asked when this link looked last.
     asked: u64,
+    /// Streams of which the end was received, a bit for each. Nothing that is told of them keeps the engine awake.
+    ended: u64,
 }
 
 impl Sockets {
@@ -129,14 +138,15 @@ impl Sockets {
     pub fn new(streams: Vec<Stream>, finish: Finish, readiness: &Arc<Readiness>) -> Self {
         let places = streams.iter().map(|stream| readiness.watch(stream)).collect();
         let (sent, readiness) = (vec![0; streams.len()], readiness.clone());
-        Sockets { streams, sent, finish, readiness, places, asked: 0 }
+        Sockets { streams, sent, finish, readiness, places, asked: 0, ended: 0 }
     }
 
     /// Whether a stream may go on as one of `bits` says.
     #[inline]
     fn may(&mut self, stream: usize, bits: u64) -> bool {
         let Some(place) = self.places[stream] else { return true };
-        if self.readiness.has(place, bits) {
+        // A stream alone is asked itself: that is one system call for bytes that are there, and not two.
+        if self.readiness.has(place, bits) || self.readiness.watched.load(Ordering::Relaxed) == 1 {
             return true;
         }
         // Another link of the engine has asked since, or this one does for all.
@@ -271,15 +281,15 @@ impl Wire for Sockets {
         if let Some(place) = place.filter(|_| !some) {
             // Fewer bytes than there was room for were all, and so was none; an encrypted stream gives a part of what it has. All
             // else may be told no second time: more bytes, an error.
-            match result {
-                Err(Errno::AGAIN) => {}
-                // The end keeps nobody awake.
-                Ok(0) => self.readiness.clear(place, BYTES | END),
-                _ => self.readiness.set(place, BYTES),
+            if !matches!(result, Err(Errno::AGAIN) | Ok(0)) {
+                self.readiness.set(place, BYTES);
             }
         }
         match result {
-            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(0) => {
+                self.ended |= 1 << stream;
+                Err(io::ErrorKind::UnexpectedEof.into())
+            }
             result => moved(result),
         }
     }
@@ -322,8 +332,8 @@ impl Wire for Sockets {
         }
         let may_go_on = |(i, stream): (usize, &Stream)| match self.places[i] {
             Some(place) => {
-                self.readiness.has(place, BYTES | END)
-                    || stream.has_bytes()
+                let open = self.ended >> i & 1 == 0;
+                open && (self.readiness.has(place, BYTES | END) || stream.has_bytes())
                     || full(i) && self.readiness.has(place, ROOM)
             }
             None => true,

@@ -214,8 +214,8 @@ impl TcpLink {
         self.wire = Some(wire);
     }
 
-    /// Sends all that waits, counts too, and has `peer` take it from the streams. True when all of it is there, or never will be. For
-    /// tests whose ends act in turns.
+    /// Sends all that waits, counts too, and has `peer` take it from the streams. True when all of it is there and the kernel has
+    /// said that it reads none of it any more, or when that will never be. For tests whose ends act in turns.
     pub fn passes_all_to(&mut self, peer: &mut TcpLink) -> bool {
         if self.healthy().is_err() || self.ending != Ending::Open || self.mute || self.deserted {
             return true;
@@ -231,7 +231,12 @@ impl TcpLink {
         while peer.pump_in() {}
         let arrived = (0..self.terms.streams).all(|n| peer.incoming[n].whole() == self.outgoing.number(n));
         let over = peer.healthy().is_err() || peer.ending != Ending::Open || self.healthy().is_err();
-        over || arrived && self.outgoing.is_empty()
+        let settled = self.settled == self.base + self.sent;
+        if arrived && !settled {
+            // What the kernel says of sends is read where the link looks for what arrives.
+            self.pump_in();
+        }
+        over || arrived && settled && self.outgoing.is_empty()
     }
 
     /// Whether nothing more comes from the peer, behind a look. For tests whose ends act in turns.

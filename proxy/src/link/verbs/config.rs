@@ -1,6 +1,7 @@
 //! How a queue pair is brought up: what its user may choose, and which of its port's addresses that choice takes.
 
 use super::VerbsError;
+use super::cm::RdmaCm;
 use super::device::Device;
 use super::gid::{Family, GidEntry, choose};
 
@@ -55,6 +56,10 @@ pub struct Config {
     /// The link carries stripes beside other links of the same session: without immediate data, without events, and
     /// receives are not told to the peer's device.
     pub rail: bool,
+    /// Whether the queue pair comes up through rdma_cm.
+    pub cm: RdmaCm,
+    /// Lowest and highest port at which this end listens to rdma_cm; `None`: the kernel's choice.
+    pub cm_ports: Option<(u16, u16)>,
 }
 
 impl Default for Config {
@@ -75,6 +80,8 @@ impl Default for Config {
             regions_written: true,
             path_timeout: 1_000_000_000,
             rail: false,
+            cm: RdmaCm::Auto,
+            cm_ports: None,
         }
     }
 }

@@ -2,6 +2,7 @@
 //! that it is in trouble.
 
 use std::ffi::CStr;
+use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
@@ -13,7 +14,10 @@ use pushgate_driver_shim::fork::Owner;
 use pushgate_rdma_core_sys as sys;
 
 use super::VerbsError;
-use super::gid::{self, Gid, GidEntry};
+use super::choice::{self, Choice, Description, Distance, Wish};
+use super::gid::{self, Family, Gid, GidEntry};
+use super::kinds::{Kind, Protocol, failure};
+use crate::netlink::addresses_of;
 
 /// An open device with one of its ports. Shared by the queue pairs of a process.
 pub struct Device {
@@ -27,8 +31,7 @@ pub struct Device {
     sysfs: PathBuf,
     pub(super) port_state: PortState,
     pub(super) limits: DeviceLimits,
-    /// Its vendor's number.
-    vendor: u32,
+    pub(super) kind: &'static Kind,
     /// Asynchronous events taken so far. A link that sees the count move looks what is wrong.
     events: AtomicU64,
     /// One of them said that the device is lost.
@@ -70,12 +73,6 @@ pub struct PortState {
     /// which they were posted.
     pub in_order: bool,
 }
-
-/// Devices that are known to place WRITEs in order, by vendor: soft-RoCE (rdma_rxe) drops every packet
-/// that is not the next one of its queue pair, and copies with the CPU. Other devices may turn on
-/// out-of-order placement by themselves where the fabric routes adaptively, and libibverbs tells of the
-/// order within one WRITE alone (ibv_query_qp_data_in_order(3)).
-const IN_ORDER: [u32; 1] = [0xff_ffff];
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DeviceLimits {
@@ -119,7 +116,7 @@ fn library() -> Result<&'static sys::Verbs, VerbsError> {
         // SAFETY: takes nothing, and sets a mode of the library's.
         let error = unsafe { verbs.ibv_fork_init() };
         if error != 0 {
-            let error = std::io::Error::from_raw_os_error(error.abs());
+            let error = failure(error);
             tracing::warn!(
                 "ibv_fork_init: {error}: a fork of this process may cut the device off from its memory"
             );
@@ -183,32 +180,65 @@ impl Device {
         Ok(List::get()?.iter().map(|(_, name)| name).collect())
     }
 
-    /// Opens a device by its name, or the first whose port is active.
-    pub fn open(name: Option<&str>, port: u8) -> Result<Arc<Self>, VerbsError> {
+    /// Opens a device by its name. An error if its port is down.
+    pub fn open(name: &str, port: u8) -> Result<Arc<Self>, VerbsError> {
+        let device = Self::find(&List::get()?, name, port)?;
+        match device.is_active() {
+            true => Ok(Arc::new(device)),
+            false => Err(VerbsError::PortDown { device: name.into(), port }),
+        }
+    }
+
+    /// Opens the best device of this host, by this port ([`Choice`]), and says in the debug log why; the next one where the best
+    /// can't be opened. `distance` gives how far a device is from the GPU.
+    ///
+    /// # Errors
+    /// What is wrong with the best one where none can be opened.
+    pub fn choose(
+        port: u8,
+        wish: &Wish,
+        distance: impl Fn(&str) -> Distance,
+    ) -> Result<Arc<Self>, VerbsError> {
         let list = List::get()?;
-        let names = || list.iter().map(|(_, n)| n).collect::<Vec<_>>();
-        let mut down = None;
-        for (device, found) in list.iter() {
-            if name.is_some_and(|n| n != found) {
-                continue;
-            }
-            match Self::open_one(list.verbs, device, found, port) {
-                Ok(d) if d.port_state.active => return Ok(Arc::new(d)),
-                Ok(d) => _ = down.get_or_insert(VerbsError::PortDown { device: d.name.clone(), port }),
-                Err(e) => _ = down.get_or_insert(e),
+        let all = list.iter().map(|(_, name)| Description {
+            distance: distance(&name),
+            ..choice::describe(Path::new("/sys"), &name, port, addresses_of)
+        });
+        let choice = Choice::new(all, wish);
+        let mut first = None;
+        for name in choice.ranked().iter().map(|candidate| &*candidate.description.device) {
+            match Self::find(&list, name, port) {
+                Ok(device) if !device.kind.connects => {
+                    first.get_or_insert(VerbsError::Unconnected { device: name.into() });
+                }
+                Ok(device) if device.is_active() => {
+                    tracing::debug!("ib-dev = auto: {}", choice.why(name));
+                    return Ok(Arc::new(device));
+                }
+                Ok(_) => _ = first.get_or_insert(VerbsError::PortDown { device: name.into(), port }),
+                Err(e) => _ = first.get_or_insert(e),
             }
         }
-        Err(down.unwrap_or_else(|| VerbsError::NoDevice { name: name.map(Into::into), found: names() }))
+        Err(first.unwrap_or(VerbsError::NoDevice { name: None, found: Vec::new() }))
+    }
+
+    /// Opens a device by its name, be its port up or down.
+    pub fn open_as_is(name: &str, port: u8) -> Result<Arc<Self>, VerbsError> {
+        let list = List::get()?;
+        Ok(Arc::new(Self::find(&list, name, port)?))
     }
 
     /// What a port says of itself, be it up or down.
     pub fn port_state(name: &str, port: u8) -> Result<PortState, VerbsError> {
-        let list = List::get()?;
+        Ok(Self::find(&List::get()?, name, port)?.port_state)
+    }
+
+    fn find(list: &List, name: &str, port: u8) -> Result<Self, VerbsError> {
         let Some((device, found)) = list.iter().find(|(_, found)| found == name) else {
             let found = list.iter().map(|(_, name)| name).collect();
             return Err(VerbsError::NoDevice { name: Some(name.into()), found });
         };
-        Ok(Self::open_one(list.verbs, device, found, port)?.port_state)
+        Self::open_one(list.verbs, device, found, port)
     }
 
     fn open_one(
@@ -242,7 +272,7 @@ impl Device {
                 in_order: false,
             },
             limits: DeviceLimits { queue: 0, cq: 0 },
-            vendor: 0,
+            kind: Kind::of(Protocol::Ib, 0),
             events: AtomicU64::new(0),
             fatal: AtomicBool::new(false),
             beside: on_a_thread,
@@ -258,7 +288,9 @@ impl Device {
         }
         d.limits =
             DeviceLimits { queue: attributes.max_qp_wr.max(0) as u32, cq: attributes.max_cqe.max(0) as u32 };
-        d.vendor = attributes.vendor_id;
+        // SAFETY: the device is of a list that the caller holds.
+        let transport = unsafe { (*device).transport_type };
+        d.kind = Kind::of(Protocol::of_transport(transport), attributes.vendor_id);
         d.port_state = d.query_port()?;
         non_blocking(d.async_fd())?;
         Ok(d)
@@ -270,6 +302,7 @@ impl Device {
         verbs: &'static sys::Verbs,
         context: NonNull<sys::ibv_context>,
         sysfs: PathBuf,
+        kind: &'static Kind,
     ) -> Self {
         Device {
             verbs,
@@ -288,7 +321,7 @@ impl Device {
                 in_order: false,
             },
             limits: DeviceLimits { queue: 1024, cq: 1024 },
-            vendor: 0,
+            kind,
             events: AtomicU64::new(0),
             fatal: AtomicBool::new(false),
             // A test's device notes calls by thread, and the simulator has one thread.
@@ -313,6 +346,21 @@ impl Device {
         self.port
     }
 
+    /// What kind of device it is, with what differs from other kinds.
+    pub fn kind(&self) -> &'static Kind {
+        self.kind
+    }
+
+    /// Whether the port could carry anything when the device was opened.
+    pub fn is_active(&self) -> bool {
+        self.port_state.active
+    }
+
+    /// Whether the port is RoCE's, and not InfiniBand's.
+    pub fn is_ethernet(&self) -> bool {
+        self.port_state.ethernet
+    }
+
     /// The longest message that it can send, bytes.
     pub fn longest_message(&self) -> u32 {
         self.port_state.message
@@ -326,7 +374,7 @@ impl Device {
         if r != 0 {
             return Err(VerbsError::Call {
                 what: format!("querying port {} of {}", self.port, self.name),
-                error: std::io::Error::from_raw_os_error(r.abs()),
+                error: failure(r),
                 remedy: String::new(),
             });
         }
@@ -337,7 +385,7 @@ impl Device {
             lid: a.lid,
             ethernet: a.link_layer == sys::IBV_LINK_LAYER_ETHERNET,
             message: a.max_msg_sz,
-            in_order: IN_ORDER.contains(&self.vendor),
+            in_order: self.kind.in_order,
         })
     }
 
@@ -346,11 +394,29 @@ impl Device {
         gid::table(&self.sysfs, Path::new("/sys/class/net"))
     }
 
+    /// The IP address at which rdma_cm binds a queue pair whose address is this entry. An iWARP device's entry holds no IP address:
+    /// that is its network interface's.
+    pub(super) fn ip(&self, entry: &GidEntry, family: Option<Family>) -> Result<IpAddr, VerbsError> {
+        if self.kind.protocol != Protocol::Iwarp {
+            return Ok(entry.ip());
+        }
+        let netdev = choice::iwarp_netdev(&self.gids(), Path::new("/sys/class/net"));
+        let addresses = netdev.as_deref().map(addresses_of).unwrap_or_default();
+        choice::iwarp_address(&addresses, family).ok_or_else(|| VerbsError::Call {
+            what: format!("the IP address of {}, which speaks iWARP", self.name),
+            error: std::io::Error::other(match netdev {
+                Some(netdev) => format!("its network interface {netdev} has none"),
+                None => "no network interface has its hardware address".into(),
+            }),
+            remedy: "; give its network interface an IP address".into(),
+        })
+    }
+
     /// The device with its port as they are now, for another link: this one, or the device of the same name if this one was
-    /// removed. An error if the port can't carry anything.
-    pub(super) fn as_now(self: &Arc<Self>) -> Result<Arc<Self>, VerbsError> {
-        if self.is_fatal() || !self.exists() {
-            return Device::open(Some(&self.name), self.port);
+    /// removed, or had its port down when it was opened. An error if the port can't carry anything.
+    pub(crate) fn as_now(self: &Arc<Self>) -> Result<Arc<Self>, VerbsError> {
+        if self.is_fatal() || !self.exists() || !self.is_active() {
+            return Device::open(&self.name, self.port);
         }
         match self.query_port()?.active {
             true => Ok(self.clone()),

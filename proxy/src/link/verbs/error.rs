@@ -33,6 +33,14 @@ pub enum VerbsError {
         /// How many there are.
         ports: u8,
     },
+    /// The device has no reliable connected queue pairs.
+    #[error(
+        "{device} has no reliable connected queue pairs; name an InfiniBand, RoCE or iWARP device by ib-dev"
+    )]
+    Unconnected {
+        /// Its name.
+        device: String,
+    },
     /// The port is not active.
     #[error("port {port} of {device} is down; bring its network interface up (ip link set ... up)")]
     PortDown {

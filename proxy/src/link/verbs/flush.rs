@@ -98,7 +98,8 @@ impl Flusher {
         // SAFETY: the caller's promise; it is kept beside its registration.
         let from = unsafe { Mr::of_device(&pd, word.address, word.bytes, &word.exported, read)? };
         let target = allocate("flush", pushgate_driver_shim::abi::PUSHGATE_PAGE as usize)?;
-        let local = access::IBV_ACCESS_LOCAL_WRITE.0;
+        let remote = if device.kind.read_into_remote { access::IBV_ACCESS_REMOTE_WRITE.0 } else { 0 };
+        let local = access::IBV_ACCESS_LOCAL_WRITE.0 | remote;
         // SAFETY: the mapping is kept beside its registration, and nobody looks at it.
         let into = unsafe {
             Mr::new(&pd, "what is read back", target.as_ptr().as_ptr() as usize, target.len(), local)?

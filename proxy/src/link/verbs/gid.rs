@@ -113,11 +113,13 @@ pub(super) fn at(port: &Path, index: u32) -> std::io::Result<Option<Gid>> {
         Err(e) => return Err(e),
     };
     let Ok(ip) = text.trim().parse::<Ipv6Addr>() else { return Ok(None) };
-    let empty = ip.octets()[8..].iter().all(|b| *b == 0);
+    // The lower half names the port. That of an iWARP device is the hardware address of its interface, in the upper half.
+    let (prefix, port) = ((ip.to_bits() >> 64) as u64, ip.to_bits() as u64);
+    let empty = port == 0 && [0, 0xfe80 << 48].contains(&prefix);
     Ok((!empty).then_some(Gid(ip.octets())))
 }
 
-fn text(path: &Path) -> std::io::Result<String> {
+pub(super) fn text(path: &Path) -> std::io::Result<String> {
     let mut text = String::new();
     std::fs::File::open(path)?.take(LONGEST).read_to_string(&mut text)?;
     Ok(text)

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use pushgate_rdma_core_sys::*;
 
 use super::device::Device;
+use super::kinds::{Kind, Protocol};
 
 pub(super) const LKEY: u32 = 0x11;
 pub(super) const RKEY: u32 = 0x22;
@@ -298,12 +299,12 @@ impl Drop for Mock {
 impl Mock {
     /// With so much memory of its own.
     pub(super) fn new(max_dm_size: u64) -> Self {
-        Self::with(max_dm_size, |_, _| {})
+        Self::with(max_dm_size, Kind::of(Protocol::Ib, 0), |_, _| {})
     }
 
     /// Of a library that knows no dma-bufs.
     pub(super) fn old() -> Self {
-        Self::with(0, |verbs, _| {
+        Self::with(0, Kind::of(Protocol::Ib, 0), |verbs, _| {
             // This program itself has no function of libibverbs.
             // SAFETY: nothing is loaded, and nothing is called.
             let none = unsafe { Verbs::from_library(libloading::os::unix::Library::this()) }.unwrap();
@@ -311,18 +312,23 @@ impl Mock {
         })
     }
 
-    /// With other functions in place of some, which find `keep` by [`own`].
+    /// A device of this kind with other functions in place of some, which find `keep` by [`own`].
     pub(super) fn with_functions(
         keep: *mut c_void,
+        kind: &'static Kind,
         change: impl FnOnce(&mut Verbs, &mut ibv_context),
     ) -> Self {
-        let mock = Self::with(0, change);
+        let mock = Self::with(0, kind, change);
         // SAFETY: see `objects`.
         unsafe { (*objects(mock.device.raw())).own.store(keep, Ordering::Release) };
         mock
     }
 
-    fn with(max_dm_size: u64, change: impl FnOnce(&mut Verbs, &mut ibv_context)) -> Self {
+    fn with(
+        max_dm_size: u64,
+        kind: &'static Kind,
+        change: impl FnOnce(&mut Verbs, &mut ibv_context),
+    ) -> Self {
         let it: &'static mut Objects = Box::leak(Box::default());
         let context = &raw mut it.table.context;
         it.max_dm_size = max_dm_size;
@@ -367,7 +373,7 @@ impl Mock {
         change(&mut verbs, &mut it.table.context);
         let context = NonNull::new(context).expect("the address of a field");
         let sysfs = sysfs();
-        let device = Device::mock(Box::leak(Box::new(verbs)), context, sysfs.clone());
+        let device = Device::mock(Box::leak(Box::new(verbs)), context, sysfs.clone(), kind);
         Mock { device: Arc::new(device), sysfs }
     }
 }

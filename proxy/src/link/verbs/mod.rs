@@ -25,9 +25,15 @@
 
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod chain;
+pub mod choice;
+// It waits for the kernel on threads of its own, with the clock.
+#[allow(clippy::disallowed_methods, clippy::disallowed_types)]
+mod cm;
 mod config;
 mod device;
 mod device_memory;
+#[cfg(test)]
+mod erdma_tests;
 mod error;
 mod flush;
 pub mod gid;
@@ -35,6 +41,7 @@ pub mod gid;
 mod health;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod inbox;
+pub mod kinds;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod line;
 #[cfg(any(test, feature = "sim"))]
@@ -63,6 +70,7 @@ mod states;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod verbs_link;
 
+pub use cm::RdmaCm;
 pub use config::{Config, WriteOrder};
 pub use device::{Device, PortState};
 pub use error::VerbsError;

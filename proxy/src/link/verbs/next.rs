@@ -13,6 +13,7 @@ use pushgate_rdma_core_sys as sys;
 use serde::{Deserialize, Serialize};
 
 use super::VerbsError;
+use super::cm::{CmOffer, Connection, Listening};
 use super::config::chosen_gid;
 use super::device::Device;
 use super::gid::GidEntry;
@@ -24,6 +25,9 @@ use super::setup::{OwnEnd, register_inbound, register_outbox};
 use super::states::{PeerQp, first_packet};
 use crate::memory::Words;
 use crate::region::RegionMemory;
+
+/// How long an attempt to connect the next link through rdma_cm may take; another attempt follows.
+const RECONNECT: std::time::Duration = std::time::Duration::from_secs(5);
 
 /// What an end tells the peer of its next link.
 #[derive(Serialize, Deserialize)]
@@ -86,6 +90,7 @@ pub(super) struct Registered {
 /// The objects of a link. Dropping them destroys the queue pair, then takes the registrations back.
 pub(super) struct Objects {
     pub(super) _rc: Option<Rc>,
+    pub(super) _connection: Option<Connection>,
     pub(super) _registered: Option<Registered>,
     pub(super) regions: BTreeMap<u32, Mr>,
 }
@@ -103,7 +108,9 @@ pub(super) struct Kept {
 /// The next link, with its queue pair in INIT or a later state.
 pub(super) struct Made {
     // The queue pair goes before the registrations.
+    pub(super) listening: Option<Listening>,
     pub(super) rc: Rc,
+    pub(super) connection: Option<Connection>,
     pub(super) registered: Registered,
     pub(super) regions: BTreeMap<u32, Mr>,
     pub(super) gid: GidEntry,
@@ -111,8 +118,18 @@ pub(super) struct Made {
 }
 
 impl Made {
+    /// Where this end listens to rdma_cm.
+    pub(super) fn told(&self) -> Option<CmOffer> {
+        self.listening.as_ref().map(|listening| listening.told)
+    }
+
     pub(super) fn into_objects(self) -> Objects {
-        Objects { _rc: Some(self.rc), _registered: Some(self.registered), regions: self.regions }
+        Objects {
+            _rc: Some(self.rc),
+            _connection: self.connection,
+            _registered: Some(self.registered),
+            regions: self.regions,
+        }
     }
 
     /// Where the peer may write.
@@ -167,7 +184,8 @@ impl Begin {
             }
         }
         kept.end.states(&rc, &gid, psn).initialise(sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0)?;
-        Ok(Made { rc, registered, regions: keys, gid, psn })
+        let listening = kept.end.listen(&device, &gid)?;
+        Ok(Made { listening, rc, connection: None, registered, regions: keys, gid, psn })
     }
 }
 
@@ -178,6 +196,8 @@ pub(super) struct Ready {
     pub(super) remote: PeerQp,
     /// As an `ibv_mtu`.
     pub(super) mtu: u32,
+    /// Where the peer listens to rdma_cm, and whether this end connects.
+    pub(super) cm: Option<(CmOffer, bool)>,
     /// Receives that the peer may count on.
     pub(super) receives: u32,
 }
@@ -185,14 +205,24 @@ pub(super) struct Ready {
 impl Ready {
     /// Posts the receives and moves the queue pair to RTR. The objects come back though that failed.
     pub(super) fn make(self) -> (Made, Result<(), VerbsError>) {
-        let Ready { kept, made, remote, mtu, receives } = self;
+        let Ready { kept, mut made, remote, mtu, receives, cm } = self;
         let posted = made.rc.post_receives(receives).map_err(|error| VerbsError::Call {
             what: "posting receives".into(),
             error,
             remedy: String::new(),
         });
-        let states = kept.end.states(&made.rc, &made.gid, made.psn);
-        let ready = posted.and_then(|()| states.ready_to_receive(&remote, sys::ibv_mtu(mtu)));
+        let mtu = sys::ibv_mtu(mtu);
+        let ready = posted.and_then(|()| match (made.listening.take(), cm) {
+            (Some(listening), Some((peer, connects))) => {
+                let (config, never) = (&kept.end.config, AtomicBool::new(false));
+                let lent = made.rc.lend();
+                let connection =
+                    listening.connect(peer, connects, &lent, (config, mtu), &never, RECONNECT)?;
+                made.connection = Some(connection);
+                Ok(())
+            }
+            _ => kept.end.states(&made.rc, &made.gid, made.psn).ready_to_receive(&remote, mtu),
+        });
         (made, ready)
     }
 }

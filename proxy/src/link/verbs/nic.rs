@@ -11,6 +11,7 @@ use pushgate_rdma_core_sys as sys;
 
 use super::VerbsError;
 use super::device::Device;
+use super::kinds::failure;
 use super::objects::{Mr, Pd, SEND_ONLY};
 
 /// Allocated memory of a device.
@@ -103,7 +104,7 @@ impl NicMemory {
         }
         Err(VerbsError::Call {
             what: format!("copying to or from {}'s own memory", self.dm.device.name()),
-            error: std::io::Error::from_raw_os_error(errno.abs()),
+            error: failure(errno),
             remedy: String::new(),
         })
     }
@@ -119,7 +120,7 @@ fn limit(device: &Device) -> Result<u64, VerbsError> {
     if r != 0 {
         return Err(VerbsError::Call {
             what: format!("querying RDMA device {}", device.name()),
-            error: std::io::Error::from_raw_os_error(r.abs()),
+            error: failure(r),
             remedy: String::new(),
         });
     }
@@ -238,7 +239,7 @@ mod tests {
         let names = Device::list().unwrap();
         assert!(!names.is_empty(), "no RDMA device");
         for name in names {
-            let device = Device::open(Some(&name), 1).unwrap();
+            let device = Device::open(&name, 1).unwrap();
             let pd = Pd::new(&device).unwrap();
             match NicMemory::new(&pd, 4096) {
                 Ok(memory) => {

@@ -4,14 +4,16 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_rdma_core_sys as sys;
 
 use super::VerbsError;
+use super::chain::Remote;
 use super::device::Device;
+use super::kinds::failure;
 
 fn failed(what: &str, remedy: &str) -> VerbsError {
     let error = std::io::Error::last_os_error();
@@ -231,7 +233,7 @@ impl Cq {
     pub(super) fn poll(&self, out: &mut [sys::ibv_wc]) -> Result<usize, std::io::Error> {
         // SAFETY: the CQ is alive; `out` is written for at most its length.
         let n = unsafe { sys::ibv_poll_cq(self.raw.as_ptr(), out.len() as _, out.as_mut_ptr()) };
-        if n < 0 { Err(std::io::Error::from_raw_os_error(-n)) } else { Ok(n as usize) }
+        if n < 0 { Err(failure(n)) } else { Ok(n as usize) }
     }
 
     /// Asks for an event at the next completion. What completed before must be
@@ -294,6 +296,52 @@ pub(super) struct Rc {
     /// Bytes that a work request may carry inline.
     pub(super) inline: u32,
     pub(super) number: u32,
+    /// What a thread that connects the queue pair has of it.
+    lent: Option<Arc<Mutex<Raw>>>,
+}
+
+/// The library's handle of a queue pair, until that is destroyed.
+struct Raw(Option<NonNull<sys::ibv_qp>>);
+
+// SAFETY: as for `Pd`.
+unsafe impl Send for Raw {}
+
+/// A queue pair in the hands of the thread that connects it, while its owner may destroy it.
+pub(super) struct Lent {
+    device: Arc<Device>,
+    raw: Arc<Mutex<Raw>>,
+    pub(super) number: u32,
+}
+
+impl Lent {
+    /// Moves it on. `what` names the step in errors.
+    pub(super) fn modify(
+        &self,
+        what: &str,
+        mut attributes: sys::ibv_qp_attr,
+        mask: u32,
+    ) -> Result<(), VerbsError> {
+        // Held over the call: the owner destroys nothing meanwhile.
+        let raw = self.raw.lock().unwrap_or_else(|e| e.into_inner());
+        let error = match raw.0 {
+            // SAFETY: the queue pair is alive while the lock is held; the attributes are ours.
+            Some(raw) => {
+                match unsafe { self.device.verbs.ibv_modify_qp(raw.as_ptr(), &mut attributes, mask as _) } {
+                    0 => return Ok(()),
+                    e => std::io::Error::from_raw_os_error(e.abs()),
+                }
+            }
+            None => std::io::ErrorKind::NotConnected.into(),
+        };
+        Err(VerbsError::Call { what: what.into(), error, remedy: String::new() })
+    }
+
+    /// To its first state, for another attempt to connect it.
+    pub(super) fn again(&self) -> Result<(), VerbsError> {
+        let attributes =
+            sys::ibv_qp_attr { qp_state: sys::ibv_qp_state::IBV_QPS_RESET, ..Default::default() };
+        self.modify("moving the queue pair to RESET", attributes, sys::ibv_qp_attr_mask::IBV_QP_STATE.0)
+    }
 }
 
 // SAFETY: as for `Pd`.
@@ -325,7 +373,8 @@ impl Rc {
             NonNull::new(raw).map(|raw| (raw, init.cap.max_inline_data))
         };
         // A device that can't send so much inline refuses; then less, and at last none.
-        let made = inline.iter().find_map(|bytes| attempt(*bytes));
+        let most = pd.device.kind.inline.unwrap_or(u32::MAX);
+        let made = inline.iter().filter(|bytes| **bytes <= most).find_map(|bytes| attempt(*bytes));
         let (raw, inline) = made.ok_or_else(|| {
             let name = pd.device.name();
             failed(
@@ -335,7 +384,13 @@ impl Rc {
         })?;
         // SAFETY: just made.
         let number = unsafe { raw.as_ref().qp_num };
-        Ok(Rc { pd: pd.clone(), raw: Some(raw), cq, inline, number })
+        Ok(Rc { pd: pd.clone(), raw: Some(raw), cq, inline, number, lent: None })
+    }
+
+    /// Lends it to the thread that connects it.
+    pub(super) fn lend(&mut self) -> Lent {
+        let raw = self.lent.insert(Arc::new(Mutex::new(Raw(self.raw)))).clone();
+        Lent { device: self.pd.device.clone(), raw, number: self.number }
     }
 
     /// Moves it on. `what` names the step in errors.
@@ -349,7 +404,7 @@ impl Rc {
             // SAFETY: the queue pair is alive; the attributes are ours.
             match unsafe { self.pd.device.verbs.ibv_modify_qp(raw, &mut attributes, mask as _) } {
                 0 => Ok(()),
-                e => Err(std::io::Error::from_raw_os_error(e.abs())),
+                e => Err(failure(e)),
             }
         });
         modified.map_err(|error| VerbsError::Call { what: what.into(), error, remedy: String::new() })
@@ -363,8 +418,8 @@ impl Rc {
 
     /// Ends it: what is posted completes with an error, and nothing more is carried out. A work request
     /// of each queue, with these numbers, completes behind all others of its queue; they are the last
-    /// that are posted.
-    pub(super) fn drain(&self, send: u64, receive: u64) -> Result<(), VerbsError> {
+    /// that are posted. The send writes no bytes to `to`, memory that the peer's key reaches.
+    pub(super) fn drain(&self, send: u64, receive: u64, to: Remote) -> Result<(), VerbsError> {
         let posting = |error| VerbsError::Call {
             what: "posting the last work requests".into(),
             error,
@@ -373,17 +428,23 @@ impl Rc {
         // Before the error state: soft-RoCE looks at its receive queue when it comes to that state, and
         // not when a receive is posted.
         self.post_receive(receive).map_err(posting)?;
-        // SAFETY: plain data; the mask says which fields count.
-        let mut attributes: sys::ibv_qp_attr = unsafe { std::mem::zeroed() };
-        attributes.qp_state = sys::ibv_qp_state::IBV_QPS_ERR;
-        self.modify("moving the queue pair to ERR", attributes, sys::ibv_qp_attr_mask::IBV_QP_STATE.0)?;
         // SAFETY: plain data, for which zeroes are "nothing": no bytes are read or written.
         let mut wr: sys::ibv_send_wr = unsafe { std::mem::zeroed() };
         wr.wr_id = send;
         wr.opcode = sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE;
         wr.send_flags = sys::ibv_send_flags::IBV_SEND_SIGNALED.0;
-        // SAFETY: one request, which names no memory.
-        unsafe { self.post_send(&mut wr) }.map_err(posting)
+        (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey) = (to.address, to.key);
+        // SAFETY: one request, which names no memory of this end.
+        let mut last = || unsafe { self.post_send(&mut wr) }.map_err(posting);
+        let early = !self.pd.device.kind.posts_in_error;
+        if early {
+            last()?;
+        }
+        // SAFETY: plain data; the mask says which fields count.
+        let mut attributes: sys::ibv_qp_attr = unsafe { std::mem::zeroed() };
+        attributes.qp_state = sys::ibv_qp_state::IBV_QPS_ERR;
+        self.modify("moving the queue pair to ERR", attributes, sys::ibv_qp_attr_mask::IBV_QP_STATE.0)?;
+        if early { Ok(()) } else { last() }
     }
 
     /// Destroys it: the device touches nothing for it any more. Its CQ keeps what has completed.
@@ -391,14 +452,20 @@ impl Rc {
         if !self.pd.device.owner.is_here() {
             return;
         }
+        if let Some(lent) = self.lent.take() {
+            lent.lock().unwrap_or_else(|e| e.into_inner()).0 = None;
+        }
         if let Some(raw) = self.raw.take() {
             // SAFETY: made in `new`, and destroyed here alone, before its CQ, which is a field.
             unsafe { self.pd.device.verbs.ibv_destroy_qp(raw.as_ptr()) };
         }
     }
 
-    /// True if it has ended: it sends and receives nothing more.
+    /// True if the device says that it has ended: it sends and receives nothing more. Some kinds of device do not say.
     pub(super) fn is_in_error(&self) -> bool {
+        if !self.pd.device.kind.state_told {
+            return self.raw.is_none();
+        }
         let (mut attributes, mut init) = (sys::ibv_qp_attr::default(), sys::ibv_qp_init_attr::default());
         let mask = sys::ibv_qp_attr_mask::IBV_QP_STATE.0;
         let Ok(raw) = self.raw() else { return true };
@@ -419,7 +486,7 @@ impl Rc {
         // SAFETY: the queue pair is alive; the rest is the caller's promise.
         match unsafe { sys::ibv_post_send(raw, chain, &mut bad) } {
             0 => Ok(()),
-            e => Err(std::io::Error::from_raw_os_error(e.abs())),
+            e => Err(failure(e)),
         }
     }
 
@@ -433,11 +500,15 @@ impl Rc {
         // SAFETY: plain data; no scatter list.
         let mut wr: sys::ibv_recv_wr = unsafe { std::mem::zeroed() };
         wr.wr_id = wr_id;
+        let mut nothing = sys::ibv_sge { addr: 0, length: 0, lkey: 0 };
+        if self.pd.device.kind.receive_sge {
+            (wr.sg_list, wr.num_sge) = (&mut nothing, 1);
+        }
         let (raw, mut bad) = (self.raw()?, std::ptr::null_mut());
         // SAFETY: the queue pair is alive; the request is copied by the call.
         match unsafe { sys::ibv_post_recv(raw, &mut wr, &mut bad) } {
             0 => Ok(()),
-            e => Err(std::io::Error::from_raw_os_error(e.abs())),
+            e => Err(failure(e)),
         }
     }
 }

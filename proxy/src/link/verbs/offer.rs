@@ -5,6 +5,7 @@ use pushgate_driver_shim::segment::Geometry;
 use pushgate_driver_shim::versions::{ABI, Versions};
 use serde::{Deserialize, Serialize};
 
+use super::cm::CmOffer;
 use super::device::mtu_bytes;
 use super::gid::Gid;
 use super::inbox::InboxLayout;
@@ -35,9 +36,15 @@ pub struct Offer {
     pub(super) in_order: bool,
     pub(super) events: bool,
     pub(super) posted_receives: bool,
+    /// Its device speaks iWARP. An earlier release says nothing, and has no such device.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) iwarp: bool,
     /// It replaces a link that breaks. An earlier release says nothing, and does not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) recovers: bool,
+    /// Where it listens, if its queue pair comes up through rdma_cm. An earlier release says nothing, and has none that does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) cm: Option<CmOffer>,
 }
 
 /// What both ends keep to.
@@ -71,6 +78,11 @@ impl Offer {
         }) | 1
     }
 
+    /// Whether this end, and not the peer, sends rdma_cm's request: both ends say so alike.
+    pub(super) fn connects(&self, peer: &Offer) -> bool {
+        (self.rank, self.gid.0, self.qp) < (peer.rank, peer.gid.0, peer.qp)
+    }
+
     /// Checks a peer's offer against `ours`; a sentence if they don't go together.
     pub(super) fn check(&self, ours: &Offer, peer: u32) -> Result<Agreed, String> {
         self.check_versions()?;
@@ -88,7 +100,24 @@ impl Offer {
             let layer = |e: bool| if e { "Ethernet" } else { "InfiniBand" };
             return Err(format!("its port is {}, ours is {}", layer(self.ethernet), layer(ours.ethernet)));
         }
-        if self.roce_v2 != ours.roce_v2 {
+        if self.iwarp != ours.iwarp {
+            let speaks = |o: &Offer| {
+                if o.iwarp {
+                    "iWARP"
+                } else if o.roce_v2 {
+                    "RoCE v2"
+                } else {
+                    "RoCE v1"
+                }
+            };
+            return Err(format!(
+                "its RDMA device speaks {}, ours {}: name devices of one kind by ib-dev at both",
+                speaks(self),
+                speaks(ours)
+            ));
+        }
+        // The addresses of an iWARP device are of no kind.
+        if !ours.iwarp && self.roce_v2 != ours.roce_v2 {
             let kind = |v2: bool| if v2 { "RoCE v2" } else { "IB or RoCE v1" };
             return Err(format!(
                 "its address {} is {}, ours {} is {}; set gid-index on one of the two",
@@ -97,6 +126,17 @@ impl Offer {
                 ours.gid,
                 kind(ours.roce_v2)
             ));
+        }
+        match (&ours.cm, &self.cm) {
+            (None, None) => {}
+            (Some(_), Some(theirs)) => theirs.check()?,
+            (ours, _) => {
+                let (with, without) = if ours.is_some() { ("ours", "its") } else { ("its", "ours") };
+                return Err(format!(
+                    "{with} RDMA queue pairs come up through rdma_cm, {without} do not; set rdma-cm alike at both \
+                     ends (on where one of the devices is iWARP)"
+                ));
+            }
         }
         let mtu = (1..=5).find(|code| mtu_bytes(*code) == self.mtu.min(ours.mtu));
         let mtu =
@@ -154,7 +194,9 @@ mod tests {
             in_order: true,
             events: false,
             posted_receives: false,
+            iwarp: false,
             recovers: false,
+            cm: None,
         }
     }
 
@@ -170,6 +212,26 @@ mod tests {
         assert_eq!((agreed.peer_geometry.rank, agreed.peer_geometry.window_log), (1, 14));
         let agreed = offer(1).check(&offer(0), 1).unwrap();
         assert_eq!((mtu_bytes(agreed.mtu), agreed.imm), (4096, true));
+    }
+
+    #[test]
+    fn ends_whose_devices_speak_iwarp_and_roce_refuse_each_other_and_name_both() {
+        let iwarp = |rank| Offer { iwarp: true, roce_v2: false, ..offer(rank) };
+        let why = iwarp(1).check(&offer(0), 1).unwrap_err();
+        assert!(
+            why.starts_with("its RDMA device speaks iWARP, ours RoCE v2: name devices of one kind"),
+            "{why}"
+        );
+        let why = offer(1).check(&iwarp(0), 1).unwrap_err();
+        assert!(
+            why.starts_with("its RDMA device speaks RoCE v2, ours iWARP: name devices of one kind"),
+            "{why}"
+        );
+        iwarp(1).check(&iwarp(0), 1).unwrap();
+        // RoCE as an earlier release reads and writes it.
+        let written = serde_json::to_string(&offer(1)).unwrap();
+        assert!(!written.contains("iwarp"), "{written}");
+        assert!(!serde_json::from_str::<Offer>(&written).unwrap().iwarp);
     }
 
     #[test]

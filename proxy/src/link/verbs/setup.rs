@@ -11,10 +11,12 @@ use pushgate_driver_shim::versions::ABI;
 use pushgate_driver_shim::window::Window;
 use pushgate_rdma_core_sys as sys;
 
+use super::cm::{CmOffer, Connecting, Connection, Listening};
 use super::config::{Config, WriteOrder, chosen_gid};
 use super::device::Device;
 use super::gid::{GidEntry, GidType};
 use super::inbox::InboxLayout;
+use super::kinds::Protocol;
 use super::objects::{Allocate, Cq, Mr, Pd, REMOTE_WRITE, Rc, SEND_ONLY};
 use super::offer::{Agreed, Offer, Places, WIRE};
 use super::sending::Sending;
@@ -40,6 +42,8 @@ pub struct VerbsOpening {
     pub(super) end: OwnEnd,
     pub(super) gid: GidEntry,
     psn: u32,
+    /// Goes before the queue pair: nobody connects to it any more.
+    listening: Option<Listening>,
     pub(super) rc: Rc,
     pub(super) window: Sending,
     pub(super) window_mr: Mr,
@@ -49,6 +53,7 @@ pub struct VerbsOpening {
 
 /// This end over RDMA, once it knows what the peer offers: ready to receive.
 pub struct VerbsPrepared {
+    connecting: Option<Connecting>,
     pub(super) opening: VerbsOpening,
     pub(super) peer: u32,
     pub(super) peer_geometry: Geometry,
@@ -103,7 +108,7 @@ impl OwnEnd {
     }
 
     /// What the peer is told of this end, with a queue pair and the address and first packet of it.
-    pub(super) fn offer(&self, rc: &Rc, gid: &GidEntry, psn: u32) -> Offer {
+    pub(super) fn offer(&self, rc: &Rc, gid: &GidEntry, psn: u32, cm: Option<CmOffer>) -> Offer {
         let (g, config) = (&self.geometry, &self.config);
         let port = &rc.pd.device.port_state;
         Offer {
@@ -129,8 +134,23 @@ impl OwnEnd {
             },
             events: config.events,
             posted_receives: config.posted_receives,
+            iwarp: rc.pd.device.kind.protocol == Protocol::Iwarp,
             recovers: self.recovers,
+            cm,
         }
+    }
+
+    /// Listens to rdma_cm, where queue pairs of the device come up through that.
+    pub(super) fn listen(
+        &self,
+        device: &Arc<Device>,
+        gid: &GidEntry,
+    ) -> Result<Option<Listening>, VerbsError> {
+        if !self.config.cm.decide(device.kind.rdma_cm) {
+            return Ok(None);
+        }
+        let address = device.ip(gid, self.config.family)?;
+        Listening::new(device, &self.config, address).map(Some)
     }
 
     /// The states of a queue pair of this end.
@@ -151,7 +171,7 @@ impl VerbsOpening {
     ) -> Result<Self, VerbsError> {
         geometry.validate().map_err(|e| VerbsError::Memory(e.into()))?;
         let config = &Config {
-            imm: config.imm && !config.rail,
+            imm: config.imm && !config.rail && device.kind.immediate,
             events: config.events && !config.rail,
             ..config.clone()
         };
@@ -171,8 +191,18 @@ impl VerbsOpening {
         let outbox = Arc::new(allocate("outbox", layout.regions + layout.bytes - layout.receives)?);
         let (window, window_mr) = Sending::new(&pd, window, allocate)?;
         let outbox_mr = register_outbox(&pd, &outbox)?;
-        let opening =
-            VerbsOpening { end, gid, psn: first_packet(), rc, window, window_mr, outbox_mr, outbox };
+        let listening = end.listen(device, &gid)?;
+        let opening = VerbsOpening {
+            end,
+            gid,
+            psn: first_packet(),
+            listening,
+            rc,
+            window,
+            window_mr,
+            outbox_mr,
+            outbox,
+        };
         opening.states().initialise(sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0)?;
         Ok(opening)
     }
@@ -203,7 +233,8 @@ impl VerbsOpening {
 
     /// What the peer is told.
     pub fn offer(&self) -> Offer {
-        self.end.offer(&self.rc, &self.gid, self.psn)
+        let cm = self.listening.as_ref().map(|listening| listening.told);
+        self.end.offer(&self.rc, &self.gid, self.psn, cm)
     }
 
     /// Takes the peer's offer: checks it, makes the memory that the peer may write,
@@ -220,7 +251,7 @@ impl VerbsOpening {
     /// [`VerbsOpening::prepare`] of a link that carries stripes `beside` another link of the same session: the peer, whose
     /// rings are those of that link, writes both links' payload into one copy of its window.
     pub fn prepare_beside(
-        self,
+        mut self,
         beside: Option<(&Arc<SharedMemory>, Geometry)>,
         peer: u32,
         offer: &Offer,
@@ -248,7 +279,18 @@ impl VerbsOpening {
             })?;
         }
         let remote = PeerQp { number: offer.qp, psn: offer.psn, gid: offer.gid, lid: offer.lid };
-        self.states().ready_to_receive(&remote, sys::ibv_mtu(mtu))?;
+        let ours = self.offer();
+        let mtu = sys::ibv_mtu(mtu);
+        let connecting = match (self.listening.take(), offer.cm) {
+            (Some(listening), Some(theirs)) => {
+                let connects = ours.connects(offer);
+                Some(listening.begin(theirs, connects, self.rc.lend(), &self.end.config, mtu)?)
+            }
+            _ => {
+                self.states().ready_to_receive(&remote, mtu)?;
+                None
+            }
+        };
         Ok(VerbsPrepared {
             peer,
             peer_geometry,
@@ -263,7 +305,8 @@ impl VerbsOpening {
             inbox_mr,
             mirror,
             inbox,
-            ends: [self.offer().name(), offer.name()],
+            ends: [ours.name(), offer.name()],
+            connecting,
             opening: self,
         })
     }
@@ -321,11 +364,17 @@ impl VerbsPrepared {
     }
 
     /// Checks the peer's places and moves the queue pair to the state in which it sends.
-    pub(super) fn ready_to_send(&self, places: &Places) -> Result<(), VerbsError> {
+    pub(super) fn ready_to_send(&mut self, places: &Places) -> Result<Option<Connection>, VerbsError> {
         places
             .check(&self.opening.end.geometry, self.opening.end.link_log)
             .map_err(|why| VerbsError::Peer { rank: self.peer, why })?;
-        self.opening.states().ready_to_send()?;
+        let connection = match self.connecting.take() {
+            Some(connecting) => Some(connecting.wait()?),
+            None => {
+                self.opening.states().ready_to_send()?;
+                None
+            }
+        };
         let h = &self.opening;
         tracing::debug!(
             peer = self.peer,
@@ -335,10 +384,11 @@ impl VerbsPrepared {
             imm = self.imm,
             in_order = self.in_order,
             inline = h.rc.inline,
+            rdma_cm = connection.is_some(),
             "RDMA queue pair {} is ready",
             h.rc.number
         );
-        Ok(())
+        Ok(connection)
     }
 
     /// Receives of the peer name buffers.

@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use pushgate_rdma_core_sys::*;
 
 use super::device::Device;
+use super::kinds::{Kind, Protocol};
 use super::mock::{self, Mock};
 
 /// Bytes of a piece of a short WRITE, and of a long one.
@@ -67,6 +68,8 @@ pub(super) struct Nic {
     drains: bool,
     /// A WRITE to memory that is not registered ends with an error, as at a real device. Else it is a failed test.
     refuses: bool,
+    /// The port is down, as a look at it tells.
+    down: bool,
 }
 
 /// The device's state behind a context. It is never freed: a queue pair may outlive its device's [`Sim`].
@@ -227,8 +230,13 @@ pub(crate) struct Sim {
 
 impl Sim {
     pub(crate) fn new() -> Self {
+        Self::of_kind(Kind::of(Protocol::Ib, 0), |_, _| {})
+    }
+
+    /// A device of this kind, with other functions in place of some.
+    pub(super) fn of_kind(kind: &'static Kind, change: impl FnOnce(&mut Verbs, &mut ibv_context)) -> Self {
         let state: &'static Mutex<Nic> = Box::leak(Box::default());
-        let mock = Mock::with_functions((&raw const *state).cast_mut().cast(), |verbs, context| {
+        let mock = Mock::with_functions((&raw const *state).cast_mut().cast(), kind, |verbs, context| {
             context.ops.poll_cq = Some(poll_cq);
             context.ops.post_send = Some(post_send);
             context.ops.post_recv = Some(post_recv);
@@ -241,6 +249,7 @@ impl Sim {
             verbs.ibv_modify_qp = Ok(modify_qp);
             verbs.ibv_query_qp = Ok(query_qp);
             verbs.ibv_query_port = Ok(query_port);
+            change(verbs, context);
         });
         Sim { device: mock.device.clone(), _mock: mock }
     }
@@ -316,6 +325,12 @@ impl Sim {
     /// WRITEs that have completed without an error.
     pub(crate) fn completions(&self) -> u64 {
         self.nic(|nic| nic.completions)
+    }
+
+    /// A look at the port finds it up, or down.
+    #[cfg(test)]
+    pub(crate) fn port(&self, up: bool) {
+        self.nic(|nic| nic.down = !up);
     }
 
     /// The device answers again.
@@ -452,7 +467,7 @@ unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     0
 }
 
-unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+pub(super) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     // SAFETY: the domain and the attributes are the caller's.
     let (context, cq) = unsafe { ((*pd).context, (*init).send_cq) };
     let number = with(context, |nic| {
@@ -470,7 +485,7 @@ unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     0
 }
 
-unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, _: c_int) -> c_int {
+pub(super) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, _: c_int) -> c_int {
     // SAFETY: the queue pair is there, the attributes are the caller's.
     let (context, number, a) = unsafe { ((*qp).context, (*qp).qp_num, *attr) };
     with(context, |nic| {
@@ -503,13 +518,19 @@ unsafe extern "C" fn query_qp(
     0
 }
 
-unsafe extern "C" fn query_port(_: *mut ibv_context, _: u8, attr: *mut _compat_ibv_port_attr) -> c_int {
+unsafe extern "C" fn query_port(context: *mut ibv_context, _: u8, attr: *mut _compat_ibv_port_attr) -> c_int {
+    let down = with(context, |nic| nic.down);
+    let state = if down { ibv_port_state::IBV_PORT_DOWN } else { ibv_port_state::IBV_PORT_ACTIVE };
     // SAFETY: the caller's attributes begin as those of this type do.
-    unsafe { (*attr.cast::<ibv_port_attr>()).state = ibv_port_state::IBV_PORT_ACTIVE };
+    unsafe { (*attr.cast::<ibv_port_attr>()).state = state };
     0
 }
 
-unsafe extern "C" fn post_send(qp: *mut ibv_qp, mut wr: *mut ibv_send_wr, _: *mut *mut ibv_send_wr) -> c_int {
+pub(super) unsafe extern "C" fn post_send(
+    qp: *mut ibv_qp,
+    mut wr: *mut ibv_send_wr,
+    _: *mut *mut ibv_send_wr,
+) -> c_int {
     // SAFETY: the queue pair is there.
     let (context, number) = unsafe { ((*qp).context, (*qp).qp_num) };
     with(context, |nic| {
@@ -547,7 +568,11 @@ unsafe extern "C" fn post_send(qp: *mut ibv_qp, mut wr: *mut ibv_send_wr, _: *mu
     })
 }
 
-unsafe extern "C" fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, _: *mut *mut ibv_recv_wr) -> c_int {
+pub(super) unsafe extern "C" fn post_recv(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_recv_wr,
+    _: *mut *mut ibv_recv_wr,
+) -> c_int {
     // SAFETY: the queue pair and the request are there.
     let (context, number, id) = unsafe { ((*qp).context, (*qp).qp_num, (*wr).wr_id) };
     with(context, |nic| nic.qps.get_mut(&number).expect("it is there").receives.push_back(id));

@@ -9,6 +9,7 @@ use pushgate_driver_shim::memory::{HugePages, ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::record::{Opcode, Record};
 use pushgate_driver_shim::segment::Geometry;
 
+use super::cm::RdmaCm;
 use super::config::Config;
 use super::setup::VerbsOpening;
 use super::simulated::Sim;
@@ -275,9 +276,14 @@ pub(in crate::link) fn recovering(ends: [End; 2]) -> [End; 2] {
 /// One run. `seed` decides what is posted, which end has its turn, what the device does, and with `breaks` when links break.
 /// Returns how many links took the place of one that broke.
 fn any_order(seed: u64, imm: bool, breaks: bool) -> u64 {
-    let sim = Sim::new();
+    any_order_on(&Sim::new(), seed, imm, breaks)
+}
+
+/// One run, as [`any_order`], on this device.
+pub(in crate::link) fn any_order_on(sim: &Sim, seed: u64, imm: bool, breaks: bool) -> u64 {
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-    let mut ends = pair(&sim, &Config { imm, ..Config::default() });
+    // Simulated devices have no rdma_cm.
+    let mut ends = pair(sim, &Config { imm, cm: RdmaCm::Off, ..Config::default() });
     if breaks {
         ends = recovering(ends);
     }

@@ -62,7 +62,7 @@ pub(in crate::sim) fn join(
     };
     let beside =
         SimBeside { wires: wires.clone(), end, written, time: time.clone(), prepared: vec![None; rails] };
-    let links = (0..rails).map(|rail| beside.link(rail, 0)).collect();
+    let links = (0..rails).map(|rail| Some(beside.link(rail, 0))).collect();
     let now = time.load(Relaxed);
     Rails::new(links, Box::new(beside), options, now)
 }

@@ -6,6 +6,7 @@ mod idle;
 mod latency;
 mod local;
 mod osu;
+mod peers;
 mod push;
 mod rate;
 mod rdma;
@@ -133,6 +134,15 @@ pub fn command(settings: impl Fn(Command) -> Command) -> Command {
             .arg(number("slice", "Bytes of a copy that one block takes [default: 32768 to the host, 65536 from it]")),
         )
         .subcommand(bench("idle", "What an idle engine costs, and adds to the message that ends it", ""))
+        .subcommand(
+            bench("peers", "What a process holds, and what a message costs, by the number of its peers", "").arg(
+                Arg::new("peers")
+                    .long("peers")
+                    .value_name("N,...")
+                    .default_value("1,4,16,64,256,1024")
+                    .help("Numbers of peers; the ratio is to the first of them"),
+            ),
+        )
         .subcommand(bench("gate", "Staging ring and gate alone, on one core", ""))
         .subcommands(osu::commands(&settings))
 }
@@ -194,6 +204,13 @@ pub fn run(m: &ArgMatches, settings: impl Fn(&ArgMatches) -> Result<Settings, Er
         "local" => local::run(&bench),
         "idle" => idle::run(&bench),
         "worker" => worker::run(&bench),
+        "peers" => {
+            let list = m.get_one::<String>("peers").expect("has a default");
+            let number = |v: &str| v.parse().ok().filter(|n| (1..=peers::MOST.into()).contains(n));
+            let wrong = || Error::flag("peers", list, format!("numbers of 1 to {}", peers::MOST));
+            let all: Option<Vec<u64>> = list.split(',').map(number).collect();
+            peers::run(&bench, &all.ok_or_else(wrong)?)
+        }
         "rdma" => {
             let size = match m.get_one::<String>("size") {
                 None => None,

@@ -10,6 +10,7 @@ use pushgate::{Settings, abi};
 use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_driver_shim::segment::Geometry;
+use pushgate_proxy::link::verbs::choice::Distance;
 use pushgate_proxy::link::verbs::{Config, Device, VerbsOpening};
 use serde_json::json;
 
@@ -34,7 +35,10 @@ pub fn run(b: &Bench, o: &Options) -> Result<()> {
         Some(_) => &["lat"],
     };
     let s = &b.settings;
-    let device = Device::open(s.rdma_device("for bench rdma")?, s.ib_port as u8)?;
+    let device = match s.rdma_device("for bench rdma")? {
+        Some(name) => Device::open(name, s.ib_port as u8)?,
+        None => Device::choose(s.ib_port as u8, &pushgate::rdma::wish(s), |_| Distance::default())?,
+    };
     let cores = cores();
     for &mode in modes {
         let size = o.size.unwrap_or(if mode == "bw" { 64 << 10 } else { 64 });

@@ -3,6 +3,7 @@
 //! The supervisor and a rank talk in lines of JSON: [`Order`]s on the rank's standard input, [`Said`] on its standard
 //! output. Signals go through pidfds, so none can reach a process that has taken over a child's number.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -10,6 +11,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use pushgate::Membership;
 use pushgate::settings::ProxyPlace;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
@@ -31,14 +33,15 @@ pub enum Order {
     Hold { peer: u32, time: Duration },
     /// End all queue pairs.
     Abort,
-    /// Send no more, and end when all messages have arrived.
+    /// Send no more once every rank has this order, and end when all messages have arrived.
     Finish,
 }
 
-/// What has come from one peer so far.
+/// What has gone to one peer and come from it so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traffic {
     pub peer: u32,
+    pub sent: u64,
     pub taken: u64,
     pub lost: u64,
     pub doubled: u64,
@@ -64,8 +67,8 @@ pub enum Said {
     Back { id: u64, ns: u64 },
     /// A queue pair has ended, and the block of the kernel that uses it has ended with a status.
     Ended { peer: u32, cause: Cause, why: String, status: String },
-    /// All messages have arrived, and the kernel has ended.
-    Done,
+    /// All messages have arrived, and the kernels of all ranks have ended. `all`: what each rank has counted.
+    Done { all: BTreeMap<u32, Vec<Traffic>> },
 }
 
 /// What comes from the ranks.
@@ -106,7 +109,7 @@ impl Process {
 
 /// The children, from one start to the end of all.
 pub struct Children {
-    ranks: Vec<(Process, ChildStdin)>,
+    ranks: BTreeMap<u32, (Process, ChildStdin)>,
     proxy: Option<(Process, Command)>,
     events: Receiver<(u32, Event)>,
 }
@@ -129,12 +132,15 @@ impl Children {
         let program = std::env::current_exe().context("finding this program")?;
         let parent = std::process::id();
         let (to, events) = channel();
-        let mut children = Children { ranks: Vec::new(), proxy: None, events };
+        let mut children = Children { ranks: BTreeMap::new(), proxy: None, events };
         let command = |what: &str| {
             let mut command = Command::new(&program);
             command.args(std::env::args_os().skip(1)).env(ROLE, format!("{what}/{parent}/{number}"));
             // The seed may be the clock's.
             command.env(SEED, o.seed.to_string());
+            if let Some(membership) = &o.membership {
+                command.envs(variables(membership));
+            }
             // The faults would fill the log with warnings that are expected.
             if std::env::var_os("PUSHGATE_LOG").is_none() {
                 command.env("PUSHGATE_LOG", "error");
@@ -147,13 +153,13 @@ impl Children {
             children.proxy = Some((Process::start(&mut command)?, command));
             serves(&proxy_socket(parent, number))?;
         }
-        for rank in 0..o.ranks {
+        for rank in o.own() {
             let mut command = command(&rank.to_string());
             command.stdin(Stdio::piped()).stdout(Stdio::piped());
             let mut process = Process::start(&mut command)?;
             let orders = process.child.stdin.take().expect("it is piped");
             let said = BufReader::new(process.child.stdout.take().expect("it is piped"));
-            children.ranks.push((process, orders));
+            children.ranks.insert(rank, (process, orders));
             let to = to.clone();
             std::thread::spawn(move || listen(rank, said, to));
         }
@@ -162,11 +168,11 @@ impl Children {
 
     /// The numbers of the ranks' processes.
     pub fn pids(&self) -> Vec<u32> {
-        self.ranks.iter().map(|(process, _)| process.child.id()).collect()
+        self.ranks.values().map(|(process, _)| process.child.id()).collect()
     }
 
     pub fn signal(&self, rank: u32, signal: Signal) -> Result<()> {
-        self.ranks[rank as usize].0.signal(signal)
+        self.ranks[&rank].0.signal(signal)
     }
 
     /// Kills the proxy process, and starts another one in its place.
@@ -181,7 +187,8 @@ impl Children {
 
     pub fn order(&mut self, rank: u32, order: &Order) -> Result<()> {
         let line = serde_json::to_string(order)? + "\n";
-        let told = self.ranks[rank as usize].1.write_all(line.as_bytes());
+        let (_, orders) = self.ranks.get_mut(&rank).expect("it is a rank of this process");
+        let told = orders.write_all(line.as_bytes());
         told.with_context(|| format!("an order to rank {rank}, which may have ended"))
     }
 
@@ -203,7 +210,10 @@ impl Drop for Children {
     /// Ends all children, whatever state they are in.
     fn drop(&mut self) {
         let all = || {
-            self.ranks.iter().map(|(process, _)| process).chain(self.proxy.iter().map(|(process, _)| process))
+            self.ranks
+                .values()
+                .map(|(process, _)| process)
+                .chain(self.proxy.iter().map(|(process, _)| process))
         };
         // All stop before one dies: the others would say that their peer is lost.
         for signal in [Signal::STOP, Signal::KILL] {
@@ -211,10 +221,25 @@ impl Drop for Children {
             all().for_each(|process| drop(process.signal(signal)));
         }
         let proxy = self.proxy.iter_mut().map(|(process, _)| process);
-        for process in self.ranks.iter_mut().map(|(process, _)| process).chain(proxy) {
+        for process in self.ranks.values_mut().map(|(process, _)| process).chain(proxy) {
             let _ = process.child.wait();
         }
     }
+}
+
+/// The variables by which a child finds the same place in the job as this process: what a launcher set may hold for this
+/// process alone.
+fn variables(m: &Membership) -> impl Iterator<Item = (&'static str, String)> {
+    let number = |name, n: Option<u32>| n.map(|n| (name, n.to_string()));
+    let all = [
+        number("PUSHGATE_RANK", Some(m.rank)),
+        number("PUSHGATE_RANKS", Some(m.size)),
+        number("PUSHGATE_LOCAL_RANK", m.local_rank),
+        number("PUSHGATE_LOCAL_RANKS", m.local_size),
+        Some(("PUSHGATE_JOB", m.job.clone())),
+        m.rendezvous.clone().map(|place| ("PUSHGATE_RENDEZVOUS", place)),
+    ];
+    all.into_iter().flatten()
 }
 
 /// Waits until a proxy listens at an abstract socket.

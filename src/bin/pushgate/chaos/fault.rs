@@ -34,6 +34,11 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// Whether a fault of this kind needs no process but one rank's, and ends no job.
+    fn is_of_one_rank(self) -> bool {
+        !matches!(self, Kind::BreakBoth | Kind::StopBreak | Kind::Kill | Kind::Abort)
+    }
+
     pub fn name(self) -> &'static str {
         match self {
             Kind::Break => "break",
@@ -87,6 +92,8 @@ pub struct Bounds {
     /// The mean gap between two faults.
     pub every: Duration,
     pub ranks: u32,
+    /// The one rank that faults are made of, where the others run elsewhere.
+    pub own: Option<u32>,
     /// A rank is stopped for no longer.
     pub most_stop: Duration,
     /// Bytes are held back for no longer.
@@ -104,10 +111,13 @@ pub struct Bounds {
 impl Bounds {
     /// Each kind of fault that the run may make, and how often of all weights together.
     fn weights(&self) -> Vec<(Kind, u64)> {
-        if self.proxy {
-            return PROXY.to_vec();
+        let mut weights = if self.proxy { PROXY.to_vec() } else { EMBEDDED.to_vec() };
+        if self.own.is_some() {
+            weights.retain(|(kind, _)| kind.is_of_one_rank());
         }
-        let mut weights = EMBEDDED.to_vec();
+        if self.proxy {
+            return weights;
+        }
         weights.extend(self.cuts.then_some((Kind::Cut, 2)));
         if self.links > 0 {
             weights.extend([(Kind::LinkDown, 4), (Kind::Netem, 4)]);
@@ -168,7 +178,7 @@ impl Plan {
 
     /// The next fault.
     pub fn next(&mut self) -> Fault {
-        let Bounds { every, ranks, most_stop, most_delay, most_away, links, .. } = self.bounds;
+        let Bounds { every, ranks, own, most_stop, most_delay, most_away, links, .. } = self.bounds;
         let gap = self.time(every / 2, every + every / 2);
         let mut left = self.draw() % self.weights.iter().map(|(_, weight)| weight).sum::<u64>();
         let mut kind = self.weights[0].0;
@@ -179,7 +189,8 @@ impl Plan {
             }
             left -= weight;
         }
-        let rank = (self.draw() % ranks as u64) as u32;
+        let drawn = (self.draw() % ranks as u64) as u32;
+        let rank = own.unwrap_or(drawn);
         let other = (self.draw() % (ranks as u64 - 1)) as u32;
         let peer = other + (other >= rank) as u32;
         let (least_hold, most_hold) = match kind {
@@ -196,7 +207,7 @@ impl Plan {
         }
         let later = |plan: &mut Self| Break {
             gap: plan.time(Duration::ZERO, MOST_GAP),
-            at_peer: plan.draw() % 2 == 1,
+            at_peer: plan.draw() % 2 == 1 && own.is_none(),
         };
         let first = |at_peer| Break { gap: Duration::ZERO, at_peer };
         let breaks = match kind {
@@ -222,6 +233,7 @@ mod tests {
     const BOUNDS: Bounds = Bounds {
         every: Duration::from_secs(2),
         ranks: 4,
+        own: None,
         most_stop: Duration::from_millis(500),
         most_delay: Duration::from_secs(1),
         proxy: false,
@@ -244,14 +256,22 @@ mod tests {
     #[test]
     fn faults_have_every_kind_and_stay_within_their_bounds() {
         let proxy = Bounds { proxy: true, ..BOUNDS };
-        let hosts = Bounds { cuts: true, links: 2, ..BOUNDS };
-        for bounds in [BOUNDS, proxy, hosts] {
+        let sockets = Bounds { cuts: true, links: 2, ..BOUNDS };
+        let host = Bounds { own: Some(2), ..sockets.clone() };
+        let proxy_of_host = Bounds { own: Some(0), ..proxy.clone() };
+        for bounds in [BOUNDS, proxy, sockets, host, proxy_of_host] {
             let faults = faults(1, &bounds);
             let kinds: BTreeSet<Kind> = faults.iter().map(|fault| fault.kind).collect();
             assert_eq!(kinds, bounds.weights().iter().map(|(kind, _)| *kind).collect());
             assert_eq!(kinds.contains(&Kind::Cut), bounds.cuts);
+            assert_eq!(kinds.contains(&Kind::Kill), bounds.own.is_none());
             assert_eq!(kinds.contains(&Kind::LinkDown), bounds.links > 0);
             for fault in faults {
+                assert!(
+                    bounds
+                        .own
+                        .is_none_or(|own| fault.rank == own && fault.breaks.iter().all(|each| !each.at_peer))
+                );
                 assert!(fault.rank < 4 && fault.peer < 4 && fault.rank != fault.peer, "{fault:?}");
                 assert!((Duration::from_secs(1)..=Duration::from_secs(3)).contains(&fault.gap), "{fault:?}");
                 let (least, most) = match fault.kind {

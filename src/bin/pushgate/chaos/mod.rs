@@ -13,13 +13,15 @@ mod supervisor;
 mod tally;
 
 use std::io::Write as _;
+use std::ops::Range;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, anyhow};
 use clap::{Arg, ArgAction, ArgMatches, Command};
+use pushgate::ranks::{Environment, Given};
 use pushgate::settings::{Transport, parse_size, parse_time};
-use pushgate::{Error, Settings};
+use pushgate::{Error, Membership, Settings};
 
 pub use self::child::ROLE;
 use self::net::Links;
@@ -34,6 +36,8 @@ struct Options {
     every: Duration,
     seed: u64,
     ranks: u32,
+    /// The place of this process's one rank, where the other ranks are started elsewhere.
+    membership: Option<Membership>,
     json: bool,
     /// Bytes of memory that each rank registers with each of its queue pairs.
     region: Option<u64>,
@@ -59,15 +63,17 @@ pub fn command(settings: impl Fn(Command) -> Command) -> Command {
                  process the proxy is killed and another one started, which takes over; links break in no other way then.\n\
                  The same seed gives the same faults in the same order with the same gaps. What the ranks do meanwhile depends \
                  on timing, so two runs with one seed differ.\n\
-                 Works over qp = local, and with proxy = thread over qp = verbs. All ranks run on this host; with rendezvous = \
-                 ADDRESS:PORT their sockets are those of ranks of several hosts. Signals no process but its own children, and \
+                 Works over qp = local, and with proxy = thread over qp = verbs and tcp. All ranks run on this host; with rendezvous = \
+                 ADDRESS:PORT their sockets are those of ranks of several hosts. With --rank, or started by a launcher, this process \
+                 starts that rank alone and makes its faults alone; ranks are not killed then. Signals no process but its own children, and \
                  touches no network but the devices of --link, which must not be those of a host.\n\
                  Exit status: 1 if a message was lost, doubled or wrong, or if something hung. docs/recovery.md says more.",
             )
             .arg(arg("seconds", "N", "How long faults are made [default: 60]"))
             .arg(arg("every", "TIME", "Mean gap between two faults; each is half to one and a half of this [default: 2s]"))
             .arg(arg("seed", "N", "Seed of the faults and of the messages [default: from the clock, and printed]"))
-            .arg(arg("ranks", "N", "Ranks, 2 to 8 [default: 2]"))
+            .arg(arg("ranks", "N", "Ranks, 2 to 8 [default: 2, or as many as a launcher started]"))
+            .arg(arg("rank", "N", "Start this rank alone; the others are started elsewhere. With --rendezvous and --seed"))
             .arg(arg("region", "SIZE", "Memory that each rank registers with each of its queue pairs [default: none]"))
             .arg(arg(
                 "link",
@@ -110,13 +116,43 @@ impl Options {
             None => SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64,
             Some(text) => text.parse().map_err(|_| Error::flag("seed", text, "a whole number below 2^64"))?,
         };
-        let ranks = flags::number(m, "ranks", 2, 8)?.unwrap_or(2);
+        let rank = flags::number(m, "rank", 0, 7)?;
+        let ranks = flags::number(m, "ranks", 2, 8)?.or(rank.map(|_| 2));
+        let given = Given { rank, ranks: ranks.filter(|_| rank.is_some()), job: None };
+        let found = Membership::find(&Environment::of_process(), &given, settings)?;
+        // A person in a shell that srun started is no rank of a job.
+        let membership = found.filter(|found| found.size > 1);
+        let ranks = match &membership {
+            None => ranks.unwrap_or(2),
+            Some(found) if found.size > 8 || ranks.is_some_and(|ranks| ranks != found.size) => {
+                let allowed = "2 to 8, as many as the launcher started";
+                return Err(Error::config("ranks", ranks.unwrap_or(found.size), allowed).into());
+            }
+            Some(found) => found.size,
+        };
+        if let Some(rank) = rank
+            && settings.rendezvous == "none"
+        {
+            let allowed = "none without --rendezvous HOST:PORT: all ranks are started here then";
+            return Err(Error::flag("rank", rank, allowed).into());
+        }
+        if membership.is_some() && m.get_one::<String>("seed").is_none() {
+            let allowed = "a number, the same for all ranks that are started one by one";
+            return Err(Error::flag("seed", "none", allowed).into());
+        }
         let links = m.get_one::<String>("link").cloned();
         let ib_devs: Vec<_> = m.get_many::<String>("rank-ib-dev").into_iter().flatten().cloned().collect();
-        if settings.transport() != Transport::Verbs {
-            let allowed = "qp = verbs: no other queue pair uses the network";
-            let given = [("link", links.as_ref()), ("rank-ib-dev", ib_devs.first())];
-            if let Some((name, Some(value))) = given.into_iter().find(|(_, value)| value.is_some()) {
+        let mut settings = settings.clone();
+        if let Some(place) = membership.as_ref().and_then(|found| found.rendezvous.as_ref()) {
+            settings.rendezvous.clone_from(place);
+        }
+        let transports = settings.transports();
+        let (verbs, tcp) = (transports == [Transport::Verbs], transports == [Transport::Tcp]);
+        for (name, value, goes, allowed) in [
+            ("link", links.as_ref(), verbs || tcp, "qp = verbs or tcp: no other queue pair uses the network"),
+            ("rank-ib-dev", ib_devs.first(), verbs, "qp = verbs: no other queue pair uses RDMA devices"),
+        ] {
+            if let Some(value) = value.filter(|_| !goes) {
                 return Err(Error::flag(name, value, allowed).into());
             }
         }
@@ -129,7 +165,8 @@ impl Options {
             size.ok_or_else(|| Error::flag("region", text, "1 byte to 1024G, as in 64K or 1G"))
         };
         Ok(Options {
-            settings: settings.clone(),
+            settings,
+            membership,
             region: m.get_one("region").map(size).transpose()?,
             links,
             ib_devs,
@@ -139,6 +176,11 @@ impl Options {
             ranks,
             json: m.get_flag("json"),
         })
+    }
+
+    /// The ranks that this process starts.
+    fn own(&self) -> Range<u32> {
+        self.membership.as_ref().map_or(0..self.ranks, |found| found.rank..found.rank + 1)
     }
 }
 

@@ -1,11 +1,12 @@
 //! A rank: a kernel with a block for each peer, and a loop that takes orders and says how far the kernel is.
 
+use std::collections::BTreeMap;
 use std::io::BufRead as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use pushgate::settings::{DeviceChoice, ProxyPlace};
 use pushgate::zerocopy::{Immutable, IntoBytes};
 use pushgate::{
@@ -33,6 +34,7 @@ const BLOCK: usize = 16 * 8;
 // Words of a block, as in chaos.cu.
 const ORDER: usize = 0;
 const STATUS: usize = 1;
+const SENT: usize = 8;
 const TAKEN: usize = 9;
 const LOST: usize = 10;
 const DOUBLED: usize = 11;
@@ -84,6 +86,7 @@ impl Ends {
     fn traffic(&self) -> Vec<Traffic> {
         let of = |(block, qp): (usize, &QueuePair)| Traffic {
             peer: qp.peer(),
+            sent: self.word(block, SENT),
             taken: self.word(block, TAKEN),
             lost: self.word(block, LOST),
             doubled: self.word(block, DOUBLED),
@@ -134,6 +137,38 @@ fn planted(rank: u32) -> Result<u32> {
     Ok(if rank == 0 { fault as u32 + 1 } else { 0 })
 }
 
+/// Checks that all ranks were given the same: the contents of messages follow from the seed, and all stop sending at once.
+fn same_everywhere(comm: &Comm, given: &str) -> Result<()> {
+    let all = comm.all_gather(given.as_bytes())?;
+    if let Some((rank, other)) = all.iter().enumerate().find(|(_, other)| *other != given.as_bytes()) {
+        let other = String::from_utf8_lossy(other);
+        bail!("rank {} was given {given}, rank {rank} {other}: give all hosts the same", comm.rank());
+    }
+    Ok(())
+}
+
+/// Waits until all ranks are here, however long a fault keeps one of them: the supervisor bounds this process's life.
+fn all_here(comm: &Comm) -> Result<(), Error> {
+    loop {
+        match comm.barrier() {
+            Err(Error::TimedOut { .. }) => {}
+            done => return done,
+        }
+    }
+}
+
+/// Tells all ranks what this one has counted, and returns what each rank has.
+fn exchanged(comm: &Comm, own: &[Traffic]) -> Result<BTreeMap<u32, Vec<Traffic>>> {
+    let all = comm.all_gather(&serde_json::to_vec(own)?)?;
+    // A rank that others no longer wait for may end. The last ones to go find that the first ones have.
+    match comm.barrier() {
+        Ok(()) | Err(Error::PeerLost { .. }) => {}
+        Err(e) => return Err(e.into()),
+    }
+    let ranks = all.iter().zip(0..).map(|(one, rank)| Ok((rank, serde_json::from_slice(one)?)));
+    ranks.collect()
+}
+
 /// Runs as rank `rank` of the start `number` of the supervisor `parent`, until the supervisor ends this process.
 pub fn run(o: &Options, rank: u32, parent: u32, number: u32) -> Result<()> {
     let seed = std::env::var(SEED).ok().and_then(|seed| seed.parse().ok()).unwrap_or(o.seed);
@@ -148,12 +183,17 @@ pub fn run(o: &Options, rank: u32, parent: u32, number: u32) -> Result<()> {
         (DeviceChoice::Cpu, _) | (_, Err(_)) => 1,
         (_, Ok(info)) => info.devices,
     };
-    let context = Context::builder()
-        .settings(settings)
-        .device_index(rank % devices.max(1))
-        .share(rank as usize, o.ranks as usize)
-        .build()?;
-    let comm = Comm::connect(&context, &job(parent, number), rank, o.ranks)?;
+    let builder = Context::builder().settings(settings);
+    let (context, comm);
+    if let Some(membership) = &o.membership {
+        context = builder.for_rank(membership).build()?;
+        comm = Comm::join(&context, membership)?;
+    } else {
+        let builder = builder.device_index(rank % devices.max(1)).share(rank as usize, o.ranks as usize);
+        context = builder.build()?;
+        comm = Comm::connect(&context, &job(parent, number), rank, o.ranks)?;
+    }
+    same_everywhere(&comm, &format!("--seconds {} --seed {seed}", o.seconds))?;
     let peers: Vec<(u32, u32)> = (0..o.ranks).filter(|peer| *peer != rank).map(|peer| (peer, 0)).collect();
     let config = QpConfig {
         window_size: Some(16 << 10),
@@ -210,6 +250,8 @@ fn serve(comm: &Comm, context: &Context, ends: &Ends, is_done: impl Fn() -> Resu
             Ok(Order::Hold { peer, time }) => comm.hold(peer, time)?,
             Ok(Order::Abort) => comm.abort(),
             Ok(Order::Finish) => {
+                // A rank in the middle of a fault waits for messages of this one.
+                all_here(comm)?;
                 ends.order(FINISH);
                 finishing = true;
             }
@@ -243,7 +285,7 @@ fn serve(comm: &Comm, context: &Context, ends: &Ends, is_done: impl Fn() -> Resu
             let statuses = (0..ends.qps.len()).map(|block| ends.word(block, STATUS));
             if statuses.into_iter().all(|status| status == 1) {
                 say(&Said::Moved { links, traffic: ends.traffic() })?;
-                say(&Said::Done)?;
+                say(&Said::Done { all: exchanged(comm, &ends.traffic())? })?;
                 told = true;
             }
         }

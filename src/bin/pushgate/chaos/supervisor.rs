@@ -12,7 +12,7 @@ use super::children::{Cause, Children, Event, Order, Said, Traffic};
 use super::fault::{Bounds, Fault, Kind, Plan};
 use super::net::{Links, Netem};
 use super::rank::RECEIVES;
-use super::tally::Tally;
+use super::tally::{Tally, Total, all_arrived};
 use super::{Options, say};
 use crate::signals;
 
@@ -64,7 +64,8 @@ struct Rank {
     links: u64,
     traffic: Vec<Traffic>,
     ended: Option<Ended>,
-    done: bool,
+    /// What each rank of the job has counted, once all are done.
+    done: Option<BTreeMap<u32, Vec<Traffic>>>,
     gone: bool,
 }
 
@@ -75,7 +76,8 @@ pub struct Supervisor<'a> {
     tally: Tally,
     links: Option<Links>,
     children: Option<Children>,
-    ranks: Vec<Rank>,
+    /// The ranks that this process has started.
+    ranks: BTreeMap<u32, Rank>,
     /// How often the ranks were started.
     starts: u32,
     /// Breaks that were ordered.
@@ -92,13 +94,16 @@ pub struct Supervisor<'a> {
 
 impl<'a> Supervisor<'a> {
     pub fn new(o: &'a Options, links: Option<Links>) -> Self {
-        // A rank that is stopped for longer than these may count as lost, or its slots as stuck.
+        // A rank that is stopped for longer than these may count as lost, or its slots as stuck. The faults of several hosts may
+        // follow each other without a message between them.
+        let part = if o.membership.is_some() { 2 * o.ranks } else { 4 };
         let quarter =
-            |limit: Option<Duration>, most: Duration| limit.map_or(most, |limit| (limit / 4).min(most));
+            |limit: Option<Duration>, most: Duration| limit.map_or(most, |limit| (limit / part).min(most));
         let within = |most| quarter(o.settings.recovery(), quarter(Some(o.settings.timeout), most));
         let bounds = Bounds {
             every: o.every,
             ranks: o.ranks,
+            own: o.membership.as_ref().map(|found| found.rank),
             most_stop: quarter(Some(o.settings.stuck), within(MOST_STOP)),
             most_delay: within(MOST_DELAY),
             proxy: o.settings.proxy == ProxyPlace::Process,
@@ -108,11 +113,12 @@ impl<'a> Supervisor<'a> {
         };
         Supervisor {
             o,
-            plan: Plan::new(o.seed, bounds),
+            // Each host makes other faults.
+            plan: Plan::new(o.seed ^ u64::from(bounds.own.unwrap_or(0)) << 48, bounds),
             tally: Tally::default(),
             links,
             children: None,
-            ranks: Vec::new(),
+            ranks: BTreeMap::new(),
             starts: 0,
             breaks: 0,
             back: BTreeMap::new(),
@@ -146,12 +152,16 @@ impl<'a> Supervisor<'a> {
             }
             self.make(&fault)?;
         }
-        for rank in 0..self.o.ranks {
-            self.children().order(rank, &Order::Finish)?;
-        }
         // The kernels end one after the other, so one that is done need not move.
         self.still = true;
-        self.until("the end of the traffic", |ranks| ranks.iter().all(|rank| rank.done))
+        for rank in self.o.own() {
+            self.children().order(rank, &Order::Finish)?;
+        }
+        self.until("the end of the traffic", |ranks| ranks.values().all(|rank| rank.done.is_some()))?;
+        let all = self.ranks.values_mut().find_map(|rank| rank.done.take()).unwrap_or_default();
+        let elsewhere = self.o.membership.is_some();
+        self.tally.all = elsewhere.then(|| Total::of(all.values().flatten()));
+        all_arrived(&all)
     }
 
     fn children(&mut self) -> &mut Children {
@@ -162,9 +172,9 @@ impl<'a> Supervisor<'a> {
     fn start(&mut self) -> Result<()> {
         self.children = Some(Children::start(self.o, self.starts)?);
         self.starts += 1;
-        self.ranks = (0..self.o.ranks).map(|_| Rank::default()).collect();
+        self.ranks = self.o.own().map(|rank| (rank, Rank::default())).collect();
         (self.still, self.ending) = (true, false);
-        self.until("the ranks' start", |ranks| ranks.iter().all(|rank| rank.ready))?;
+        self.until("the ranks' start", |ranks| ranks.values().all(|rank| rank.ready))?;
         self.go_on();
         Ok(())
     }
@@ -173,7 +183,7 @@ impl<'a> Supervisor<'a> {
     fn go_on(&mut self) {
         self.still = false;
         let now = Instant::now();
-        for rank in 0..self.o.ranks {
+        for rank in self.o.own() {
             for peer in (0..self.o.ranks).filter(|peer| *peer != rank) {
                 self.moved.insert((rank, peer), now);
             }
@@ -189,14 +199,13 @@ impl<'a> Supervisor<'a> {
         if self.children.take().is_none() {
             return;
         }
-        let traffic = || self.ranks.iter().flat_map(|rank| &rank.traffic);
-        self.tally.messages += traffic().map(|traffic| traffic.taken).sum::<u64>();
-        self.tally.lost += traffic().map(|traffic| traffic.lost).sum::<u64>();
-        self.tally.doubled += traffic().map(|traffic| traffic.doubled).sum::<u64>();
-        self.tally.wrong += traffic().map(|traffic| traffic.wrong).sum::<u64>();
-        // Each link is counted at both of its ends, and one that a rank did not live to count at one alone.
-        let replaced = self.ranks.iter().map(|rank| rank.links).sum::<u64>().div_ceil(2);
-        self.tally.epochs += replaced + u64::from(self.o.ranks * (self.o.ranks - 1) / 2);
+        self.tally.own.add(&Total::of(self.ranks.values().flat_map(|rank| &rank.traffic)));
+        let replaced = self.ranks.values().map(|rank| rank.links).sum::<u64>();
+        self.tally.epochs += match &self.o.membership {
+            Some(_) => replaced + u64::from(self.o.ranks - 1),
+            // Each link is counted at both of its ends, and one that a rank did not live to count at one alone.
+            None => replaced.div_ceil(2) + u64::from(self.o.ranks * (self.o.ranks - 1) / 2),
+        };
     }
 
     /// Makes a fault, and waits until the ranks are as they must be after it.
@@ -320,9 +329,9 @@ impl<'a> Supervisor<'a> {
         while let Some((rank, event)) = self.children().event(Duration::ZERO) {
             self.take(rank, event);
         }
-        let before: Vec<Vec<Traffic>> = self.ranks.iter().map(|rank| rank.traffic.clone()).collect();
+        let before: Vec<Vec<Traffic>> = self.ranks.values().map(|rank| rank.traffic.clone()).collect();
         self.wait(what, |s| {
-            let ranks = s.ranks.iter().zip(&before);
+            let ranks = s.ranks.values().zip(&before);
             ranks.flat_map(|(rank, before)| before.iter().map(move |before| (rank, before))).all(
                 |(rank, before)| {
                     rank.traffic
@@ -346,14 +355,14 @@ impl<'a> Supervisor<'a> {
             self.children().order(fault.rank, &order).map(|()| id)
         });
         let held = self.pass(end);
-        let before: Vec<Traffic> = self.ranks[stopped as usize].traffic.clone();
+        let before: Vec<Traffic> = self.ranks[&stopped].traffic.clone();
         // Also if something was wrong meanwhile: the report of the flight recorder is not to blame the stopped rank.
         self.children().signal(stopped, Signal::CONT)?;
         self.go_on();
         held?;
         let id = broken.transpose()?;
         self.wait(&format!("messages at rank {stopped}, which was stopped"), |s| {
-            let now = &s.ranks[stopped as usize].traffic;
+            let now = &s.ranks[&stopped].traffic;
             let moved =
                 |before: &Traffic| now.iter().any(|now| now.peer == before.peer && now.taken > before.taken);
             before.iter().all(moved) && id.is_none_or(|id| s.back.contains_key(&id))
@@ -367,15 +376,15 @@ impl<'a> Supervisor<'a> {
             Kind::Kill => self.children().signal(rank, Signal::KILL)?,
             _ => self.children().order(rank, &Order::Abort)?,
         }
-        let left = |at: usize| at != rank as usize;
+        let left = |at: u32| at != rank;
         self.until("a status of each rank that is left", |ranks| {
-            ranks.iter().enumerate().all(|(at, rank)| !left(at) || rank.ended.is_some())
+            ranks.iter().all(|(at, rank)| !left(*at) || rank.ended.is_some())
         })?;
         let expected = match kind {
             Kind::Kill => Cause::Lost(rank),
             _ => Cause::Aborted(rank),
         };
-        for (at, Rank { ended, .. }) in self.ranks.iter().enumerate().filter(|(at, _)| left(*at)) {
+        for (at, Rank { ended, .. }) in self.ranks.iter().filter(|(at, _)| left(**at)) {
             let Some(Ended { peer, cause, why, status }) = ended else { continue };
             if *cause != expected || status == "timed out" {
                 bail!(
@@ -397,14 +406,15 @@ impl<'a> Supervisor<'a> {
     }
 
     /// Goes on until the ranks are as `done` asks, for as long as a wait may take.
-    fn until(&mut self, what: &str, done: impl Fn(&[Rank]) -> bool) -> Result<()> {
+    fn until(&mut self, what: &str, done: impl Fn(&BTreeMap<u32, Rank>) -> bool) -> Result<()> {
         self.wait(what, |s| done(&s.ranks))
     }
 
     fn wait(&mut self, what: &str, done: impl Fn(&Self) -> bool) -> Result<()> {
         let begin = Instant::now();
-        // The ranks' own waits end after `timeout`, and say more.
-        let limit = self.o.settings.timeout + Duration::from_secs(5);
+        // The ranks' own waits end after `timeout`, and say more. A rank of another host may wait as long for its last fault.
+        let turns = 1 + u32::from(self.o.membership.is_some());
+        let limit = (self.o.settings.timeout + Duration::from_secs(5)) * turns;
         while !done(self) {
             if begin.elapsed() > limit {
                 return Err(Hung(format!("waiting for {what}, nothing came for {limit:?}")).into());
@@ -425,7 +435,7 @@ impl<'a> Supervisor<'a> {
         if self.ending {
             return Ok(());
         }
-        for (at, rank) in self.ranks.iter().enumerate() {
+        for (at, rank) in &self.ranks {
             if let Some(Ended { peer, why, status, .. }) = &rank.ended {
                 bail!(
                     "the queue pair of rank {at} with rank {peer} has ended, and no fault explains that: {why} (its kernel: \
@@ -450,17 +460,21 @@ impl<'a> Supervisor<'a> {
     /// Notes what a rank says.
     fn take(&mut self, rank: u32, event: Event) {
         let number = rank;
-        let rank = &mut self.ranks[rank as usize];
+        let Some(rank) = self.ranks.get_mut(&rank) else { return };
         match event {
             Event::Gone => rank.gone = true,
             Event::Said(Said::Ready) => rank.ready = true,
-            Event::Said(Said::Done) => rank.done = true,
+            Event::Said(Said::Done { all }) => rank.done = Some(all),
             Event::Said(Said::Back { id, ns }) => _ = self.back.insert(id, Duration::from_nanos(ns)),
             Event::Said(Said::Ended { peer, cause, why, status }) => {
                 rank.ended = Some(Ended { peer, cause, why, status });
             }
             Event::Said(Said::Moved { links, traffic }) => {
-                for now in traffic.iter().filter(|now| !rank.traffic.contains(now)) {
+                // What this rank sends shows nothing of what arrives.
+                let stands = |now: &Traffic| {
+                    rank.traffic.iter().any(|before| (before.peer, before.taken) == (now.peer, now.taken))
+                };
+                for now in traffic.iter().filter(|now| !stands(now)) {
                     self.moved.insert((number, now.peer), Instant::now());
                 }
                 (rank.links, rank.traffic) = (links, traffic);

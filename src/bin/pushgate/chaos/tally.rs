@@ -4,23 +4,73 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
+use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
+use super::children::Traffic;
 use super::fault::Kind;
+
+/// Counts of messages, added up over ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Total {
+    pub sent: u64,
+    /// Messages that a kernel has taken and checked.
+    pub taken: u64,
+    pub lost: u64,
+    pub doubled: u64,
+    pub wrong: u64,
+}
+
+impl Total {
+    pub fn of<'a>(traffic: impl IntoIterator<Item = &'a Traffic>) -> Self {
+        let mut all = Total::default();
+        for &Traffic { sent, taken, lost, doubled, wrong, .. } in traffic {
+            all.add(&Total { sent, taken, lost, doubled, wrong });
+        }
+        all
+    }
+
+    pub fn add(&mut self, more: &Total) {
+        self.sent += more.sent;
+        self.taken += more.taken;
+        self.lost += more.lost;
+        self.doubled += more.doubled;
+        self.wrong += more.wrong;
+    }
+
+    /// Whether every message arrived once, in order and whole.
+    fn is_clean(&self) -> bool {
+        self.lost == 0 && self.doubled == 0 && self.wrong == 0
+    }
+}
+
+/// Checks that each rank has taken as many messages of each other one as that one has sent to it.
+pub fn all_arrived(all: &BTreeMap<u32, Vec<Traffic>>) -> Result<()> {
+    for (rank, traffic) in all {
+        for Traffic { peer, taken, .. } in traffic {
+            let theirs = all.get(peer).into_iter().flatten().find(|theirs| theirs.peer == *rank);
+            let sent = theirs.map_or(0, |theirs| theirs.sent);
+            ensure!(
+                sent == *taken,
+                "rank {peer} sent {sent} messages to rank {rank}, which has taken {taken}"
+            );
+        }
+    }
+    Ok(())
+}
 
 /// Counts of a run.
 #[derive(Default)]
 pub struct Tally {
-    /// Messages that a kernel has taken and checked.
-    pub messages: u64,
+    /// Of the ranks that this process started.
+    pub own: Total,
+    /// Of all ranks of the job, where others ran elsewhere: as exchanged at the end.
+    pub all: Option<Total>,
     /// Links that carried queue pairs: the first one of each, and each that took the place of one that broke.
     pub epochs: u64,
     pub by_kind: BTreeMap<Kind, u64>,
     /// Faults after which messages moved again, without a new start of the ranks.
     pub recovered: u64,
-    pub lost: u64,
-    pub doubled: u64,
-    pub wrong: u64,
     /// By kind, of each fault that broke a link while both ranks ran: from the last break to the next delivery. Of each proxy
     /// that was killed, and each disturbance of a network device: from the kill, or the disturbance's end, until all ranks have told of
     /// deliveries behind that.
@@ -38,7 +88,7 @@ fn percentile<'a>(times: impl IntoIterator<Item = &'a Duration>, percent: usize)
 impl Tally {
     /// Whether every message arrived once, in order and whole.
     pub fn is_clean(&self) -> bool {
-        self.lost == 0 && self.doubled == 0 && self.wrong == 0
+        self.own.is_clean() && self.all.is_none_or(|all| all.is_clean())
     }
 
     fn faults(&self) -> u64 {
@@ -63,12 +113,18 @@ impl Tally {
             (kind.name(), json!({ "p50_ms": p50, "max_ms": max }))
         });
         let times: BTreeMap<_, _> = times.collect();
-        json!({
-            "messages": self.messages, "epochs": self.epochs, "faults": self.faults(), "by_kind": by_kind,
-            "recovered": self.recovered, "lost": self.lost, "doubled": self.doubled, "wrong": self.wrong,
+        let Total { taken, lost, doubled, wrong, .. } = self.own;
+        let mut said = json!({
+            "messages": taken, "epochs": self.epochs, "faults": self.faults(), "by_kind": by_kind,
+            "recovered": self.recovered, "lost": lost, "doubled": doubled, "wrong": wrong,
             "p50_ms": self.percentile(50), "p99_ms": self.percentile(99), "max_ms": self.percentile(100),
             "times": times,
-        })
+        });
+        if let Some(Total { sent, taken, lost, doubled, wrong }) = self.all {
+            said["all"] =
+                json!({ "sent": sent, "messages": taken, "lost": lost, "doubled": doubled, "wrong": wrong });
+        }
+        said
     }
 }
 
@@ -76,7 +132,7 @@ impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let by_kind: Vec<String> =
             self.by_kind.iter().map(|(kind, n)| format!("{} {n}", kind.name())).collect();
-        writeln!(f, "messages  {} over {} links", self.messages, self.epochs)?;
+        writeln!(f, "messages  {} over {} links", self.own.taken, self.epochs)?;
         writeln!(f, "faults    {} ({})", self.faults(), by_kind.join(", "))?;
         write!(f, "recovered {}", self.recovered)?;
         if let (Some(p50), Some(p99), Some(max)) =
@@ -84,13 +140,34 @@ impl fmt::Display for Tally {
         {
             write!(f, "; from a break to the next delivery p50 {p50} ms, p99 {p99} ms, at most {max} ms")?;
         }
-        write!(f, "\nlost      {}, doubled {}, wrong {}", self.lost, self.doubled, self.wrong)
+        let Total { lost, doubled, wrong, .. } = self.own;
+        write!(f, "\nlost      {lost}, doubled {doubled}, wrong {wrong}")?;
+        if let Some(Total { sent, taken, lost, doubled, wrong }) = self.all {
+            write!(
+                f,
+                "\nall ranks sent {sent}, took {taken}, lost {lost}, doubled {doubled}, wrong {wrong}"
+            )?;
+        }
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn messages_that_were_sent_and_not_taken_or_taken_and_not_sent_are_told() {
+        let of = |peer, sent, taken| vec![Traffic { peer, sent, taken, ..Default::default() }];
+        let run = |sent, taken| all_arrived(&BTreeMap::from([(0, of(1, sent, 7)), (1, of(0, 7, taken))]));
+        assert!(run(5, 5).is_ok());
+        for (sent, taken) in [(5, 4), (4, 5)] {
+            let said = run(sent, taken).unwrap_err().to_string();
+            assert_eq!(said, format!("rank 0 sent {sent} messages to rank 1, which has taken {taken}"));
+        }
+        // A rank that told nothing.
+        assert!(all_arrived(&BTreeMap::from([(0, of(1, 5, 7))])).is_err());
+    }
 
     #[test]
     fn percentiles_are_times_that_were_measured_and_null_without_any() {

@@ -65,6 +65,41 @@ after=$(($(counter rxer1 sent_pkts) - $(cat /tmp/down)))
 echo "-- rxer1 sent $after packets behind its return"
 [ "$after" -gt 500 ] || fail "the rail that came back carries nothing"
 
+# A port that is down at the start: the ranks start over the other device, and take this one when its port comes up.
+ip link set r1 down
+comes_up() {
+    until [ "$(counter rxer0 sent_pkts)" -gt "$1" ]; do sleep 0.1; done
+    ip link set r1 up
+    counter rxer1 sent_pkts >/tmp/up
+}
+rm -f /tmp/up
+before=$(counter rxer1 sent_pkts)
+comes_up $(($(counter rxer0 sent_pkts) + 3000)) &
+PUSHGATE_LOG=info rails rxer0,rxer1 --ranks 2 --size 256K --iters 120
+verified
+[ -s /tmp/up ] || fail "the run ended before the port came up"
+[ "$(cat /tmp/up)" = "$before" ] || fail "packets over a port that is down"
+# Once for each of two processes.
+[ "$(grep -c 'the port is down: queue pairs start over the other devices' /tmp/err)" -le 2 ] || fail "it says too often that the port is down"
+says 'the port is down: queue pairs start over the other devices'
+says 'the rail carries again'
+after=$(($(counter rxer1 sent_pkts) - before))
+echo "-- rxer1 sent $after packets behind its start"
+[ "$after" -gt 500 ] || fail "the rail whose port came up carries nothing"
+# The first device of the list is the one whose port is down; then those of both are, or no rail could come back.
+ip link set r1 down
+rails rxer1,rxer0 --ranks 2 --size 64K --iters 2
+verified
+rails rxer1,rxer0 --ranks 2 --size 64K --iters 2 --recover 0
+[ "$code" != 0 ] || fail "a rail that nothing brings back"
+says 'rxer1'
+ip link set r0 down
+rails rxer1,rxer0 --ranks 2 --size 64K --iters 2
+[ "$code" != 0 ] || fail "two ports that are down"
+says 'rxer1'
+ip link set r0 up
+ip link set r1 up
+
 # Chaos over two cables: it breaks the links of one rail and the other, sets one cable down at a time, and has it lose packets.
 for n in 0 1; do
     cable "ca$n" "cb$n" "10.9.4$n.1/24" "10.9.4$n.2/24" && rxe "rxea$n" "ca$n" && rxe "rxeb$n" "cb$n" || fail "no cable $n"

@@ -522,5 +522,10 @@ impl Drop for Uring {
         while !self.stopped() {
             std::thread::yield_now();
         }
+        if let (sent, copied) = self.copied
+            && sent + copied > 0
+        {
+            tracing::info!("io_uring sent {sent} bytes out of their memory, and copied {copied}");
+        }
     }
 }

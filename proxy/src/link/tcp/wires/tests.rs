@@ -477,6 +477,45 @@ fn what_comes_for_a_link_of_an_engine_that_sleeps_wakes_it_although_another_link
 }
 
 #[test]
+fn a_link_that_was_alone_at_its_engine_misses_nothing_when_another_one_comes_and_goes() {
+    over_both(|wires| {
+        let readiness = Readiness::new().unwrap();
+        let mut a = end_of(wires, &readiness, 1);
+        let memory = Memory::new(64);
+        // SAFETY: the memory stays until the wires have stopped.
+        let receive = |wire: &mut dyn Wire, at| unsafe { wire.receive(0, &[memory.piece(at, 32)]) }.unwrap();
+        for round in 0..40 {
+            // Bytes that come before the other link, beside it, and behind it, each with a look before them and without one.
+            let look = |wire: &mut dyn Wire, when: u32| {
+                if round >> when & 1 == 1 {
+                    assert_eq!(receive(wire, 0), 0);
+                    wire.submit().unwrap();
+                }
+            };
+            look(&mut *a.wire, 0);
+            a.peers[0].write_all(&[1]).unwrap();
+            let mut b = end_of(wires, &readiness, 1);
+            until(|| receive(&mut *b.wire, 32) + receive(&mut *a.wire, 0) == 1);
+            look(&mut *a.wire, 1);
+            a.peers[0].write_all(&[1]).unwrap();
+            b.peers[0].write_all(&[1]).unwrap();
+            until(|| receive(&mut *b.wire, 32) == 1);
+            until(|| receive(&mut *a.wire, 0) == 1);
+            look(&mut *a.wire, 2);
+            a.peers[0].write_all(&[1]).unwrap();
+            if round % 5 == 0 {
+                // The other link's question is told of the byte.
+                assert_eq!(receive(&mut *b.wire, 32), 0);
+            }
+            until(|| b.wire.stopped());
+            drop(b);
+            until(|| receive(&mut *a.wire, 0) == 1);
+        }
+        until(|| a.wire.stopped());
+    });
+}
+
+#[test]
 fn what_was_taken_arrives_although_the_link_ends() {
     over_both(|wires| {
         let End { mut wire, mut peers, finished } = end(wires, 1);

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::abi;
 
+use super::super::chain::Remote;
 use super::super::{LAST_RECEIVE, LAST_SEND};
 use super::VerbsLink;
 use crate::link::Link;
@@ -104,7 +105,8 @@ impl VerbsLink {
         self.held.clear();
         self.ending = Ending::Draining { since: self.now, send: false, receive: false };
         let Some(rc) = &self.rc else { return self.destroy() };
-        if let Err(e) = rc.drain(LAST_SEND, LAST_RECEIVE) {
+        let inbox = Remote { address: self.peer_places.inbox, key: self.peer_places.inbox_key };
+        if let Err(e) = rc.drain(LAST_SEND, LAST_RECEIVE, inbox) {
             tracing::info!(rank = self.rank, peer = self.peer, "{e}: the queue pair is destroyed instead");
             self.destroy();
         }

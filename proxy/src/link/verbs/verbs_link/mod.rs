@@ -20,6 +20,7 @@ use pushgate_rdma_core_sys as sys;
 use self::ending::{Ending, LINGER};
 use self::renew::Next;
 use super::chain::Chain;
+use super::cm::Connection;
 use super::device::Device;
 use super::gid::GidEntry;
 use super::health::Health;
@@ -73,6 +74,8 @@ pub struct VerbsLink {
     // The queue pair goes before what it uses, registrations before their memory.
     /// `None` while the link is replaced, as the registrations.
     rc: Option<Rc>,
+    /// Of rdma_cm, as long as the queue pair is there.
+    connection: Option<Connection>,
     registered: Option<Registered>,
     /// The next link, as far as it is made.
     next: Next,
@@ -162,14 +165,14 @@ fn interval(out_log: u32) -> u64 {
 
 impl VerbsPrepared {
     /// Makes the link: with the peer's places this end is ready to send.
-    pub fn join(self, places: Places) -> Result<VerbsLink, VerbsError> {
-        self.ready_to_send(&places)?;
-        Ok(VerbsLink::new(self, places))
+    pub fn join(mut self, places: Places) -> Result<VerbsLink, VerbsError> {
+        let connection = self.ready_to_send(&places)?;
+        Ok(VerbsLink::new(self, places, connection))
     }
 }
 
 impl VerbsLink {
-    fn new(a: VerbsPrepared, places: Places) -> Self {
+    fn new(a: VerbsPrepared, places: Places, connection: Option<Connection>) -> Self {
         let rail = a.rail();
         let (in_log, own) = (a.peer_link_log, a.opening);
         let (out_log, geometry) = (own.end.link_log, own.end.geometry);
@@ -267,6 +270,7 @@ impl VerbsLink {
             now: 0,
             fresh: false,
             rc: Some(own.rc),
+            connection,
         }
     }
 
@@ -470,6 +474,10 @@ impl Link for VerbsLink {
         }
         if !self.health.asks_for_events(now) {
             return Ok(());
+        }
+        if self.connection.as_ref().is_some_and(Connection::has_ended) && !self.inbox.peer_left() {
+            self.connection = None;
+            self.health.doubt(abi::PUSHGATE_DOWN_WC);
         }
         match self.path.look(self.chain.under_way(), now) {
             PathFound::Answers => self.line.beat(self.chain.written, self.path.beat(), now),

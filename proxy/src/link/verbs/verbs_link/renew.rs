@@ -107,8 +107,12 @@ impl VerbsLink {
     /// Takes this end's objects out, for another link.
     fn take_objects(&mut self) -> Objects {
         let regions = &mut self.regions;
-        let mut taken =
-            Objects { _rc: self.rc.take(), _registered: self.registered.take(), regions: Default::default() };
+        let mut taken = Objects {
+            _rc: self.rc.take(),
+            _connection: self.connection.take(),
+            _registered: self.registered.take(),
+            regions: Default::default(),
+        };
         for (key, region) in regions {
             // Messages out of it may be posted again.
             (region.before, region.used) = (region.last, 0);
@@ -140,7 +144,7 @@ impl VerbsLink {
 
     /// The frame that tells the peer of the next link.
     fn told(&self, made: &Made) -> Frame {
-        let offer = self.kept.end.offer(&made.rc, &made.gid, made.psn);
+        let offer = self.kept.end.offer(&made.rc, &made.gid, made.psn, made.told());
         let told =
             |region: &super::OwnRegion| Some(region.what.entry(made.regions.get(&region.what.key)?.rkey));
         let regions = match self.kept.regions_written {
@@ -158,7 +162,7 @@ impl VerbsLink {
         }
         let theirs: NextOffer = serde_json::from_slice(&frame.bytes)
             .map_err(|e| format!("its offer of the next RDMA link: {e}"))?;
-        let ours = self.kept.end.offer(&made.rc, &made.gid, made.psn);
+        let ours = self.kept.end.offer(&made.rc, &made.gid, made.psn, made.told());
         let agreed = theirs.offer.check(&ours, self.peer)?;
         let fixed = (self.peer_geometry, self.peer_link_log, self.imm, self.peer_receives.is_some(), true);
         let offer = &theirs.offer;
@@ -175,7 +179,8 @@ impl VerbsLink {
     /// The next link takes the place of the present one. The first message over it is the one behind the first `accepted` of
     /// the session.
     fn adopt(&mut self, made: Made, places: Places, agrees: Agrees, accepted: u64) {
-        let Made { rc, registered, regions, gid, .. } = made;
+        let Made { rc, connection, registered, regions, gid, .. } = made;
+        self.connection = connection;
         if let Some(receives) = &mut self.peer_receives {
             let mask = self.taken.len() as u64 - 1;
             for sequence in accepted..self.base + self.sent {
@@ -294,7 +299,9 @@ impl Renew for VerbsLink {
                 return Err(RenewError::Peer(why));
             }
         };
+        let ours = self.kept.end.offer(&made.rc, &made.gid, made.psn, made.told());
         let NextOffer { offer, regions } = theirs;
+        let cm = offer.cm.map(|theirs| (theirs, ours.connects(&offer)));
         // Before the peer can be live, and write entries there itself.
         regions.into_iter().for_each(|entry| self.inbox.tell_region(entry));
         let granted = self.line.granted();
@@ -306,6 +313,7 @@ impl Renew for VerbsLink {
             made,
             remote: PeerQp { number: offer.qp, psn: offer.psn, gid: offer.gid, lid: offer.lid },
             mtu: agreed.mtu,
+            cm,
             receives: if self.imm { open + NOTIFIES } else { 0 },
         };
         // A thread that can't be had takes the objects along: the next attempt makes others.
@@ -340,7 +348,11 @@ impl Renew for VerbsLink {
             unreachable!("a link goes live when both ends have prepared")
         };
         let ready = self.register_rest(&mut made);
-        let ready = ready.and_then(|()| end.states(&made.rc, &made.gid, made.psn).ready_to_send());
+        // Through rdma_cm the queue pair is in that state already.
+        let ready = ready.and_then(|()| match &made.connection {
+            Some(_) => Ok(()),
+            None => end.states(&made.rc, &made.gid, made.psn).ready_to_send(),
+        });
         if let Err(e) = ready {
             self.next = Next::Prepared(made, agrees);
             return Err(here(e));

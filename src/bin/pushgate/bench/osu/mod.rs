@@ -297,7 +297,7 @@ fn check(o: &Options) -> Result<(), Error> {
     if o.settings.proxy == ProxyPlace::Process {
         for (rank, place) in o.buffers.into_iter().enumerate() {
             let [sends, receives] = o.kind.roles(rank);
-            if sends && place == Place::Host && o.settings.transport() == Transport::Local {
+            if sends && place == Place::Host && o.settings.transports() == [Transport::Local] {
                 let allowed = format!(
                     "D for rank {rank}, which sends: out of host memory its peer's engine would read this program's, \
                      which a proxy process is not; or --proxy thread"

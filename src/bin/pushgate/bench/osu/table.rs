@@ -1,6 +1,7 @@
 //! The table: header and columns as widely known scripts expect them.
 
 use pushgate::Comm;
+use pushgate::settings::Transport;
 use serde_json::json;
 
 use super::{Kind, Options};
@@ -51,7 +52,7 @@ pub fn header(o: &Options, comm: &Comm, processes: u32) -> String {
          # Datatype: bytes.\n\
          {:<SIZE$}{column:>FIELD$}{validation}",
         o.kind.name(),
-        comm.transport(),
+        Transport::names(&comm.transports()),
         s.window,
         s.window_size >> 10,
         comm.context().describe(),
@@ -73,7 +74,7 @@ pub fn line(o: &Options, comm: &Comm, line: &Line) -> String {
             "bench": o.kind.name(), "bytes": line.bytes, "value": value,
             "unit": if o.kind == Kind::Latency { "us" } else { "MB/s" },
             "valid": line.valid, "iterations": iterations, "warmup": warmup, "messages": o.messages,
-            "buffers": o.buffers(), "qp": comm.transport().to_string(), "window": o.settings.window.to_string(),
+            "buffers": o.buffers(), "qp": Transport::names(&comm.transports()), "window": o.settings.window.to_string(),
             "window_size": o.settings.window_size, "device": comm.context().device(),
         })
         .to_string();

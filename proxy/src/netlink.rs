@@ -1,6 +1,5 @@
-//! Two questions over rtnetlink: the addresses of interfaces, and their data centre bridging.
-//! Numbers are those of linux/netlink.h, rtnetlink.h, if_addr.h and dcbnl.h. Both are reads, which
-//! need no rights.
+//! Questions over rtnetlink, and one of them: the IP addresses of interfaces. Numbers are those of linux/netlink.h,
+//! rtnetlink.h and if_addr.h. A question is a read, which needs no rights.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -11,8 +10,6 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with, sockopt,
 };
 
-use crate::readings::{Dcb, Read};
-
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
 const NLM_F_REQUEST: u16 = 1;
@@ -21,29 +18,20 @@ const RTM_NEWADDR: u16 = 20;
 const RTM_GETADDR: u16 = 22;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
-const RTM_GETDCB: u16 = 78;
-const DCB_CMD_IEEE_GET: u8 = 21;
-const DCB_ATTR_IFNAME: u16 = 1;
-const DCB_ATTR_IEEE: u16 = 13;
-const DCB_ATTR_IEEE_ETS: u16 = 1;
-const DCB_ATTR_IEEE_PFC: u16 = 2;
-const DCB_ATTR_IEEE_APP_TABLE: u16 = 3;
-const DCB_ATTR_IEEE_APP: u16 = 1;
-/// EOPNOTSUPP: the driver has no such operation.
-const NOT_SUPPORTED: i32 = 95;
 /// NLA_F_NESTED and NLA_F_NET_BYTEORDER.
 const FLAGS: u16 = 0xc000;
 
 /// Why there is no answer.
 #[derive(Debug, PartialEq, Eq)]
-enum Refused {
+pub enum Refused {
     /// The kernel's errno.
     Errno(i32),
     /// It could not be asked, or what it said makes no sense.
     Other(String),
 }
 
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+/// The number of two bytes at a place, in this host's order; none behind the end.
+pub fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
 }
 
@@ -75,7 +63,7 @@ fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
 }
 
 /// The attributes of a body: type and value. Ends at what is no whole attribute.
-fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+pub fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let length = usize::from(u16_at(bytes, 0)?);
         let kind = u16_at(bytes, 2)? & !FLAGS;
@@ -85,8 +73,12 @@ fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-/// Asks, and takes answers until there is no more.
-fn ask(kind: u16, dump: bool, body: &[u8]) -> Result<Vec<(u16, Vec<u8>)>, Refused> {
+/// Asks the kernel, and takes answers, each with its type and body, until there is no more. `kind` is the question's type, `dump` asks for all
+/// objects, `body` follows the header.
+///
+/// # Errors
+/// Where the kernel refuses, does not answer within 2 s, or its answer makes no sense.
+pub fn ask(kind: u16, dump: bool, body: &[u8]) -> Result<Vec<(u16, Vec<u8>)>, Refused> {
     let other = |what: &'static str| {
         move |e: rustix::io::Errno| Refused::Other(format!("netlink can't be asked: {what}: {e}"))
     };
@@ -123,17 +115,24 @@ fn ask(kind: u16, dump: bool, body: &[u8]) -> Result<Vec<(u16, Vec<u8>)>, Refuse
     }
 }
 
-fn sentence(refused: &Refused) -> String {
-    match refused {
-        Refused::Errno(errno) => format!("netlink refuses: {}", std::io::Error::from_raw_os_error(*errno)),
-        Refused::Other(why) => why.clone(),
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Refused::Errno(errno) => {
+                write!(f, "netlink refuses: {}", std::io::Error::from_raw_os_error(*errno))
+            }
+            Refused::Other(why) => f.write_str(why),
+        }
     }
 }
 
 /// The IP addresses of this network namespace's interfaces, by index.
+///
+/// # Errors
+/// A sentence, where the kernel can't be asked.
 pub fn addresses() -> Result<HashMap<u32, Vec<IpAddr>>, String> {
     // struct ifaddrmsg of any family.
-    let answers = ask(RTM_GETADDR, true, &[0; 8]).map_err(|e| sentence(&e))?;
+    let answers = ask(RTM_GETADDR, true, &[0; 8]).map_err(|e| e.to_string())?;
     let mut all = HashMap::<u32, Vec<IpAddr>>::new();
     for (kind, body) in &answers {
         if let (RTM_NEWADDR, Some((index, ip))) = (*kind, address(body)) {
@@ -158,46 +157,11 @@ fn address(body: &[u8]) -> Option<(u32, IpAddr)> {
     Some((index, ip))
 }
 
-/// Data centre bridging of an interface; absent: its driver has none.
-pub fn dcb(interface: &str) -> Read<Dcb> {
-    // struct dcbmsg, and the interface's name with its zero.
-    let mut body = vec![0, DCB_CMD_IEEE_GET, 0, 0];
-    body.extend((4 + interface.len() as u16 + 1).to_ne_bytes());
-    body.extend(DCB_ATTR_IFNAME.to_ne_bytes());
-    body.extend(interface.as_bytes());
-    body.resize((body.len() + 1).next_multiple_of(4), 0);
-    match ask(RTM_GETDCB, false, &body) {
-        Ok(answers) => match answers.iter().find_map(|(_, body)| bridging(body)) {
-            Some(dcb) => Read::Is(dcb),
-            None => {
-                Read::Unreadable(format!("the kernel's answer about DCB of {interface} has no IEEE part"))
-            }
-        },
-        Err(Refused::Errno(NOT_SUPPORTED)) => Read::Absent,
-        Err(refused) => Read::Unreadable(format!("DCB of {interface}: {}", sentence(&refused))),
-    }
-}
-
-/// A struct dcbmsg and its attributes.
-fn bridging(body: &[u8]) -> Option<Dcb> {
-    let (_, ieee) = attributes(body.get(4..)?).find(|(kind, _)| *kind == DCB_ATTR_IEEE)?;
-    let mut dcb = Dcb::default();
-    for (kind, value) in attributes(ieee) {
-        match kind {
-            // struct ieee_pfc: capability, enabled, ...
-            DCB_ATTR_IEEE_PFC => dcb.pfc = value.get(1).copied(),
-            // struct ieee_ets: three bytes, three times eight, then the class of each priority.
-            DCB_ATTR_IEEE_ETS => dcb.prio_tc = value.get(27..35).and_then(|v| v.try_into().ok()),
-            // struct dcb_app: selector, priority, protocol.
-            DCB_ATTR_IEEE_APP_TABLE => dcb.apps.extend(
-                attributes(value)
-                    .filter(|(kind, _)| *kind == DCB_ATTR_IEEE_APP)
-                    .filter_map(|(_, app)| Some((*app.first()?, *app.get(1)?, u16_at(app, 2)?))),
-            ),
-            _ => {}
-        }
-    }
-    Some(dcb)
+/// The IP addresses of the interface of this name; none where it has none or the kernel can't be asked.
+pub fn addresses_of(interface: &str) -> Vec<IpAddr> {
+    let index = std::fs::read_to_string(format!("/sys/class/net/{interface}/ifindex"));
+    let index = index.ok().and_then(|text| text.trim().parse::<u32>().ok());
+    index.and_then(|index| addresses().ok()?.remove(&index)).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -210,27 +174,6 @@ mod tests {
         bytes.extend(value);
         bytes.resize(bytes.len().next_multiple_of(4), 0);
         bytes
-    }
-
-    #[test]
-    fn dcb_is_read_out_of_nested_attributes() {
-        let mut ets = vec![0u8; 59];
-        ets[27..35].copy_from_slice(&[0, 0, 0, 3, 0, 0, 0, 0]);
-        let app = [&[5u8, 3][..], &26u16.to_ne_bytes()].concat();
-        let table = attribute(DCB_ATTR_IEEE_APP, &app);
-        let ieee = [
-            attribute(DCB_ATTR_IEEE_PFC, &[8, 0b1000, 0, 0]),
-            attribute(DCB_ATTR_IEEE_ETS, &ets),
-            attribute(DCB_ATTR_IEEE_APP_TABLE, &table),
-        ]
-        .concat();
-        let body = [vec![0, 21, 0, 0], attribute(DCB_ATTR_IEEE | 0x8000, &ieee)].concat();
-        let expected = Dcb { pfc: Some(8), prio_tc: Some([0, 0, 0, 3, 0, 0, 0, 0]), apps: vec![(5, 3, 26)] };
-        assert_eq!(bridging(&body), Some(expected));
-        // Cut anywhere, it is less or nothing.
-        for end in 0..body.len() {
-            let _ = bridging(&body[..end]);
-        }
     }
 
     #[test]
@@ -254,15 +197,9 @@ mod tests {
 
     #[test]
     fn the_loopback_interface_is_found_by_the_kernel_itself() {
-        let Read::Is(index) = super::super::files::number::<u32>("/sys/class/net/lo/ifindex".as_ref()) else {
-            panic!("no loopback interface")
-        };
-        let all = addresses().unwrap();
         // A namespace may have it down and without an address; the answer itself must make sense.
-        if let Some(of_lo) = all.get(&index) {
-            assert!(of_lo.iter().any(IpAddr::is_loopback), "{of_lo:?}");
-        }
-        assert_eq!(dcb("lo"), Read::Absent, "the loopback interface has no DCB");
-        assert!(matches!(dcb("nosuch0"), Read::Unreadable(why) if why.contains("nosuch0")));
+        let of_lo = addresses_of("lo");
+        assert!(of_lo.is_empty() || of_lo.iter().any(IpAddr::is_loopback), "{of_lo:?}");
+        assert!(addresses().is_ok() && addresses_of("nosuch0").is_empty());
     }
 }

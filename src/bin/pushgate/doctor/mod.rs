@@ -1,4 +1,8 @@
-//! `pushgate doctor`: what is wrong with this host for RDMA and GPUs.
+//! `pushgate doctor`: what is wrong with this host for RDMA and GPUs, and with the path to another one.
+
+mod listen;
+mod peer;
+mod side;
 
 use std::fs::File;
 use std::io::{BufWriter, ErrorKind};
@@ -12,6 +16,7 @@ use pushgate::settings::{AutoOr, HugePages, Transport, WindowKind, WriteOrder};
 use pushgate_doctor::{self as doctor, Roots, Wants};
 
 use crate::exit;
+use crate::flags;
 use crate::output::{out, outln};
 use crate::report::redact::Redact;
 
@@ -42,6 +47,23 @@ pub fn command(settings: impl Fn(Command) -> Command) -> Command {
                 Arg::new("json").long("json").action(ArgAction::SetTrue).help("Prints one JSON object instead"),
             )
             .arg(
+                Arg::new("peer")
+                    .long("peer")
+                    .value_name("HOST[:PORT]")
+                    .conflicts_with_all(["only", "list", "root", "archive", "listen"])
+                    .help(
+                        "Looks at the path to another host instead, on which `pushgate doctor --listen` runs (port 7118 \
+                         unless another one is named); both need one secret",
+                    ),
+            )
+            .arg(
+                Arg::new("listen")
+                    .long("listen")
+                    .value_name("ADDRESS[:PORT]")
+                    .conflicts_with_all(["only", "list", "root", "archive", "json"])
+                    .help("Answers other hosts' `pushgate doctor --peer` until Ctrl-C"),
+            )
+            .arg(
                 Arg::new("root")
                     .long("root")
                     .value_name("FOLDER")
@@ -67,7 +89,7 @@ pub fn command(settings: impl Fn(Command) -> Command) -> Command {
 /// What the settings ask of a host. Where they are wrong, the rest of them still counts.
 pub fn wants(settings: &Settings, told: Result<String, String>) -> Wants {
     Wants {
-        verbs: settings.transport() == Transport::Verbs,
+        verbs: settings.transports() == [Transport::Verbs],
         window: match settings.window {
             WindowKind::Staging => doctor::Window::Staging,
             WindowKind::Bar => doctor::Window::Bar,
@@ -111,6 +133,17 @@ pub fn settings(m: &ArgMatches) -> (Settings, Result<String, String>) {
 }
 
 pub fn run(m: &ArgMatches) -> Result<ExitCode> {
+    if let Some(place) = m.get_one::<String>("listen") {
+        return listen::serve(place, &flags::load(m)?).map(|()| ExitCode::SUCCESS);
+    }
+    if let Some(place) = m.get_one::<String>("peer") {
+        let about = peer::look(place, &flags::load(m)?)?;
+        match m.get_flag("json") {
+            true => outln!("{}", serde_json::to_string_pretty(&about)?)?,
+            false => out!("{}", about.report.text())?,
+        }
+        return Ok(ExitCode::from(about.report.exit_code()));
+    }
     let names: Vec<String> = m.get_many::<String>("only").into_iter().flatten().cloned().collect();
     let checks = match doctor::named(&names) {
         Ok(checks) => checks,

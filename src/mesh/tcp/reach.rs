@@ -1,0 +1,317 @@
+//! What reaches whom: ranks that have met at a rendezvous agree on the transport of each pair's queue pairs.
+//!
+//! Each rank tells each other rank what its queue pairs may be. Two ranks whose queue pairs may be `local` try whether they share
+//! a host: the lower rank listens at a Unix socket of an abstract name, and the higher rank connects to that name. Only a process
+//! of the same host and network namespace reaches the name, and only the rank itself knows the proof that it was told over TCP.
+//! Then the Unix socket takes the place of the TCP connection, so that descriptors can cross.
+//!
+//! This can't deadlock: no rank waits for another one's answer before it has said everything that the other waits for.
+
+use std::io::{self, Read as _};
+use std::time::Instant;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::{ANSWER, Incoming, Joined, MAX_ANSWER, Me, VERSIONS, envelope, mismatch, send_all, wait};
+use super::{PollFd, PollFlags, Stream};
+use crate::error::{Error, Result};
+use crate::mesh::tcp::Again;
+use crate::mesh::{Link, unix};
+use crate::settings::Transport;
+
+/// What the ports of RDMA devices are joined by: only ports of one kind reach each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Fabric {
+    Ethernet,
+    Infiniband,
+}
+
+/// What the queue pairs of this rank may be.
+#[derive(Clone, Debug)]
+pub(crate) struct May {
+    pub(crate) local: bool,
+    /// How its RDMA devices reach others; or why queue pairs can't be `verbs`.
+    pub(crate) verbs: std::result::Result<Fabric, String>,
+    pub(crate) tcp: bool,
+}
+
+/// What a rank tells another one.
+#[derive(Serialize, Deserialize)]
+struct Reach {
+    /// Where the rank listens for ranks of its host, if queue pairs may be `local`.
+    local: Option<Place>,
+    verbs: Option<Fabric>,
+    tcp: bool,
+}
+
+/// A Unix socket's abstract name, and what is to be said there.
+#[derive(Clone, Serialize, Deserialize)]
+struct Place {
+    name: String,
+    proof: String,
+}
+
+/// From the higher rank of two whose queue pairs may be `local`.
+#[derive(Serialize, Deserialize)]
+struct Reached {
+    here: bool,
+}
+
+/// The connections to all ranks with the transport of each pair, and what replaces TCP connections that break.
+pub(in crate::mesh) type Agreed = (Vec<Option<Link>>, Option<Again>);
+
+impl Me<'_> {
+    /// Agrees with each other rank on the transport of their queue pairs.
+    pub(in crate::mesh) fn agree(&self, (streams, again): Joined, may: &May) -> Result<Agreed> {
+        let others = || streams.iter().zip(0..).filter_map(|(stream, rank)| Some((rank, stream.as_ref()?)));
+        let door = self.open(may);
+        let place = door.as_ref().map(|(_, place)| place.clone());
+        let own = Reach { local: place, verbs: may.verbs.as_ref().ok().copied(), tcp: may.tcp };
+        for (rank, stream) in others() {
+            self.tell(stream, rank, &own)?;
+        }
+        let mut theirs: Vec<Option<Reach>> = streams.iter().map(|_| None).collect();
+        for (rank, stream) in others() {
+            theirs[rank as usize] = Some(self.hear(stream, rank)?);
+        }
+        let mut links: Vec<Option<Link>> = streams.iter().map(|_| None).collect();
+        if let Some((here, place)) = &door {
+            // The lower ranks listen since before they said so.
+            let mut dialled = Vec::new();
+            for (rank, stream) in others().filter(|(rank, _)| *rank < self.rank) {
+                let Some(at) = theirs[rank as usize].as_ref().and_then(|r| r.local.as_ref()) else {
+                    continue;
+                };
+                let found = self.at_the_place(here).dial(rank, &at.name, at.proof.as_bytes());
+                self.tell(stream, rank, &Reached { here: found.is_ok() })?;
+                match found {
+                    Ok(found) => dialled.push((rank, found)),
+                    Err(e) => tracing::debug!(rank = self.rank, "rank {rank} is not on this host: {e}"),
+                }
+            }
+            let mut come = Vec::new();
+            for (rank, stream) in others().filter(|(rank, _)| *rank > self.rank) {
+                if theirs[rank as usize].as_ref().is_some_and(|r| r.local.is_some())
+                    && self.hear::<Reached>(stream, rank)?.here
+                {
+                    come.push(rank);
+                }
+            }
+            let me = unix::Me { proof: place.proof.as_bytes(), ..self.at_the_place(here) };
+            me.accept(&here.listener, &come, &mut links)?;
+            for (rank, found) in dialled {
+                let link = me.answered(found, rank)?.map_err(|e| self.gone(rank, &e.to_string()))?;
+                links[rank as usize] = Some(link);
+            }
+        }
+        for ((rank, stream), link) in streams.into_iter().enumerate().zip(&mut links) {
+            let (Some(stream), Some(reach)) = (stream, &theirs[rank]) else { continue };
+            let (transport, why) = match link {
+                Some(_) => (Transport::Local, "it is on this host".to_owned()),
+                None => self.choose(rank as u32, may, reach)?,
+            };
+            tracing::info!(rank = self.rank, "queue pairs with rank {rank} are {transport}: {why}");
+            let link = link.get_or_insert_with(|| stream.into());
+            link.transport = Some(transport);
+        }
+        let all_here = links.iter().flatten().all(|link| link.transport == Some(Transport::Local));
+        Ok((links, again.filter(|_| !all_here)))
+    }
+
+    /// Opens the socket at which ranks of this host arrive; without one no rank counts as on this host.
+    fn open(&self, may: &May) -> Option<(unix::Here, Place)> {
+        let open = || -> io::Result<_> {
+            let [name, proof] = [secret()?, secret()?];
+            let name = format!("pushgate/{name}");
+            Ok((unix::Here::open(&name, self.rank)?, Place { name, proof }))
+        };
+        let failed =
+            |e| tracing::warn!(rank = self.rank, "ranks of this host can't be found by a Unix socket: {e}");
+        may.local.then(|| open().map_err(failed).ok()).flatten()
+    }
+
+    fn at_the_place<'a>(&'a self, here: &'a unix::Here) -> unix::Me<'a> {
+        unix::Me {
+            job: self.job,
+            rank: self.rank,
+            size: self.size,
+            timeout: self.timeout,
+            deadline: self.deadline + ANSWER,
+            process: here.process.as_ref(),
+            proof: &[],
+        }
+    }
+
+    /// The transport of queue pairs with a rank that is not found on this host, and why it is that one.
+    fn choose(&self, rank: u32, may: &May, reach: &Reach) -> Result<(Transport, String)> {
+        let why = match (&may.verbs, reach.verbs) {
+            (Ok(own), Some(its)) if *own == its => {
+                return Ok((Transport::Verbs, "both ends have an RDMA device".into()));
+            }
+            (Ok(own), Some(its)) => format!("RDMA devices are {own:?} here and {its:?} there"),
+            (Err(why), _) => why.clone(),
+            (_, None) => format!("rank {rank} has no RDMA device for it"),
+        };
+        match may.tcp && reach.tcp {
+            true => Ok((Transport::Tcp, why)),
+            false => {
+                let local = match may.local && reach.local.is_some() {
+                    true => "it is not on this host",
+                    false => "qp, window, rings or proxy of an end allow no local one",
+                };
+                let tcp = "qp, window, rings or proxy of an end allow no tcp";
+                let reason = format!(
+                    "no transport of queue pairs is left: {local}; no verbs: {why}; {tcp}. Give all ranks the same `qp`, \
+                     with window = memory and proxy = thread where ranks are on several hosts"
+                );
+                Err(mismatch(rank, reason))
+            }
+        }
+    }
+
+    fn tell(&self, stream: &Stream, rank: u32, what: &impl Serialize) -> Result<()> {
+        let sent = send_all(stream, &envelope(VERSIONS.oldest(), what), Instant::now() + ANSWER);
+        sent.map_err(|e| self.gone(rank, &e.to_string()))
+    }
+
+    fn hear<T: DeserializeOwned>(&self, stream: &Stream, rank: u32) -> Result<T> {
+        let mut incoming = Incoming::default();
+        // A rank that was the last to join still has some of its own time.
+        let until = self.deadline + ANSWER;
+        let (_, body) = loop {
+            match incoming.open(stream, MAX_ANSWER) {
+                Ok(Some(all)) => break all,
+                Ok(None) if wait(&mut [PollFd::new(stream, PollFlags::IN)], until) => {}
+                Ok(None) => {
+                    let what = format!("waiting for rank {rank} to say what its queue pairs may be");
+                    return Err(Error::TimedOut { what, after: self.timeout });
+                }
+                Err(why) => return Err(self.gone(rank, &why)),
+            }
+        };
+        let no_reach = |e: serde_json::Error| mismatch(rank, format!("what it says of its queue pairs: {e}"));
+        serde_json::from_slice(&body).map_err(no_reach)
+    }
+
+    fn gone(&self, rank: u32, why: &str) -> Error {
+        tracing::warn!(rank = self.rank, "rank {rank} left before all were there: {why}");
+        Error::PeerLost { rank }
+    }
+}
+
+/// 128 random bits, as hexadecimal digits.
+pub(super) fn secret() -> io::Result<String> {
+    let mut random = [0; 16];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut random)?;
+    Ok(random.iter().map(|b| format!("{b:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::thread;
+
+    use pushgate_tests::hang;
+
+    use super::super::tests::{join, me, rank0};
+    use super::*;
+    use crate::mesh::Mesh;
+
+    fn may(local: bool, verbs: Option<Fabric>, tcp: bool) -> May {
+        May { local, verbs: verbs.ok_or_else(|| "none here".into()), tcp }
+    }
+
+    /// Joins ranks of which these things may be, and has each pair agree.
+    fn agreed(all: Vec<May>) -> Vec<Result<Agreed>> {
+        let size = all.len() as u32;
+        let (place, first) = rank0("127.0.0.1:0", size);
+        let others = (1..size).map(|rank| join(&place, rank, size));
+        let joined: Vec<_> = [first].into_iter().chain(others).collect();
+        let one = |(joined, (rank, may)): (thread::JoinHandle<Result<Joined>>, (u32, May))| {
+            thread::spawn(move || me(rank, size).agree(joined.join().unwrap()?, &may))
+        };
+        let all: Vec<_> = joined.into_iter().zip((0..size).zip(all)).map(one).collect();
+        all.into_iter().map(|thread| thread.join().unwrap()).collect()
+    }
+
+    #[test]
+    fn each_pair_takes_the_first_transport_by_which_the_two_reach_each_other() {
+        use Fabric::{Ethernet, Infiniband};
+        use Transport::{Local, Tcp, Verbs};
+        let all = agreed(vec![
+            may(true, Some(Ethernet), true),
+            may(true, Some(Ethernet), true),
+            may(false, Some(Ethernet), true),
+            may(false, Some(Infiniband), true),
+            may(true, None, true),
+        ]);
+        let meshes: Vec<Mesh> = all
+            .into_iter()
+            .zip(0..)
+            .map(|(agreed, rank)| {
+                let (links, again) = agreed.unwrap();
+                Mesh::new(rank, links, hang(), again).unwrap()
+            })
+            .collect();
+        let expected = [
+            ((0, 1), Local),
+            ((0, 2), Verbs),
+            ((0, 3), Tcp),
+            ((0, 4), Local),
+            ((1, 2), Verbs),
+            ((1, 3), Tcp),
+            ((1, 4), Local),
+            ((2, 3), Tcp),
+            ((2, 4), Tcp),
+            ((3, 4), Tcp),
+        ];
+        for ((a, b), transport) in expected {
+            let both = [meshes[a].transport(b as u32), meshes[b].transport(a as u32)];
+            assert_eq!(both, [Some(transport); 2], "{a} and {b}");
+            // Only ranks of one host can be handed a descriptor.
+            let sent = meshes[a].send(b as u32, 16, b"x", &[std::io::stdin().as_fd()]);
+            assert_eq!(sent.is_ok(), transport == Local, "{a} to {b}: {sent:?}");
+        }
+    }
+
+    #[test]
+    fn ranks_to_which_no_transport_is_left_are_told_so_at_both_ends() {
+        for (ranks, says) in [
+            ([may(true, None, false), may(false, None, true)], "allow no local one; no verbs: none here"),
+            ([may(false, Some(Fabric::Ethernet), false), may(false, None, true)], "no verbs: "),
+        ] {
+            for (agreed, peer) in agreed(ranks.into()).into_iter().zip([1, 0]) {
+                let Err(Error::Mismatch { rank, reason }) = agreed else { panic!("they agreed: {says}") };
+                let remedy = reason.contains("Give all ranks the same `qp`");
+                assert!(rank == peer && reason.contains(says) && remedy, "{rank}: {reason}");
+            }
+        }
+    }
+
+    #[test]
+    fn p8_who_finds_the_socket_and_was_not_told_the_proof_is_refused() {
+        let name = format!("pushgate/{}", secret().unwrap());
+        let (lower, higher) = (me(0, 2), me(1, 2));
+        let here = unix::Here::open(&name, 0).unwrap();
+        for wrong in [&b""[..], b"another proof of as many bytes!!"] {
+            let stranger = higher.at_the_place(&here).dial(0, &name, wrong).ok().unwrap();
+            let refused = thread::spawn(move || me(1, 2).at_the_place(&here_of(1)).answered(stranger, 0));
+            let rank = higher.at_the_place(&here).dial(0, &name, b"the proof").ok().unwrap();
+            let mut links = vec![None, None];
+            unix::Me { proof: b"the proof", ..lower.at_the_place(&here) }
+                .accept(&here.listener, &[1], &mut links)
+                .unwrap();
+            assert!(links[1].is_some());
+            assert!(higher.at_the_place(&here).answered(rank, 0).unwrap().is_ok());
+            let e = refused.join().unwrap().err().expect("a stranger got in").to_string();
+            assert!(e.contains("its greeting does not end with what this rank has told"), "{e}");
+        }
+    }
+
+    /// A rank that nobody finds.
+    fn here_of(rank: u32) -> unix::Here {
+        unix::Here::open(&format!("pushgate/{}", secret().unwrap()), rank).unwrap()
+    }
+}

@@ -1,0 +1,60 @@
+# Measures pushgate beside perftest, in turn, over one RDMA device of the guest: OURS, options of `pushgate bench rdma`; THEIRS,
+# options of perftest's programs; ADDRESS, that of the device. Each end has a core of its own, as the threads of
+# pushgate's bench have: two ends that poll must not share a core. The figures go to /run/out/figures.txt.
+
+# theirs NAME PROGRAM OPTION...: perftest's own figures, in MiB/s and in ticks of the processor's clock; the clock rate with
+# which perftest makes microseconds is estimated again each time.
+theirs() {
+    what=$1
+    shift
+    taskset -c 1 "$@" $THEIRS >/run/out/server.txt 2>&1 &
+    listening 18515
+    taskset -c 0 "$@" $THEIRS "$ADDRESS" >/run/out/client.txt 2>&1 || { cat /run/out/client.txt; exit 1; }
+    wait $!
+    awk -v what="$what" '$1 + 0 > 0 && NF >= 5 {
+        print what, what ~ /_bw$/ ? $4 * 1.048576 : $5
+    }' /run/out/client.txt >>/run/out/figures.txt
+}
+
+# ours NAME OPTION...
+ours() {
+    what=$1
+    shift
+    "$BIN_PUSHGATE" bench rdma $OURS --runs 1 "$@" >/run/out/ours.txt
+    cat /run/out/ours.txt
+    awk -v what="$what" '{ print what, $5 } /clock/ { print "clock", $(NF - 1) }' \
+        /run/out/ours.txt >>/run/out/figures.txt
+}
+
+# table: prints the medians of five runs, then the best, of the rows that stdin names: title, our name, perftest's name, whether
+# it is a latency in ticks (or a bandwidth, or a latency in our own unit), the aim; separated by `|`.
+table() {
+    awk -F '|' '
+    NR == FNR { split($0, word, " "); values[word[1], ++n[word[1]]] = word[2]; next }
+    function median(what,    i, j, swap, count) {
+        count = n[what]
+        if (count < 5) { print "only " count + 0 " figures of " what; failed = 1; return 1 }
+        for (i = 1; i < count; i++)
+            for (j = i + 1; j <= count; j++)
+                if (values[what, j] < values[what, i]) {
+                    swap = values[what, i]; values[what, i] = values[what, j]; values[what, j] = swap
+                }
+        return values[what, int((count + 1) / 2)]
+    }
+    # `median` has sorted the values.
+    function best(what, most) { return values[what, most ? n[what] : 1] }
+    !headed++ {
+        mhz = median("clock")
+        printf "%-40s %8s %8s %6s   %8s %8s %6s   aim\n", "5 runs: median, then best",
+            "ours", "perftest", "ratio", "ours", "perftest", "ratio"
+    }
+    NF < 5 { print; next }
+    {
+        most = $4 == "bandwidth"; unit = $4 == "ticks" ? mhz : 1
+        m = median($2); t = median($3) / unit
+        printf "%-40s %8.2f %8.2f %6.3f   ", $1, m, t, m / t
+        m = best($2, most); t = best($3, most) / unit
+        printf "%8.2f %8.2f %6.3f   %s\n", m, t, m / t, $5
+    }
+    END { exit failed }' /run/out/figures.txt -
+}

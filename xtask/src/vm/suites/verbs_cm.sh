@@ -1,0 +1,2 @@
+over_rxe verbs on "$@"
+over_rxe verbs-no-imm on "$@"
