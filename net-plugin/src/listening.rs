@@ -142,11 +142,8 @@ pub fn own_address(settings: &Settings, device: Option<&Device>) -> Result<IpAdd
     if let Ok(ip) = settings.host.parse() {
         return Ok(ip);
     }
-    // The address of a RoCE v2 device is an address of its network interface.
-    let gids = device.map(Device::gids).unwrap_or_default();
-    let ips = gids.iter().filter(|g| g.netdev.is_some()).map(|g| IpAddr::from(g.gid.0).to_canonical());
-    let mut ips: Vec<_> =
-        ips.filter(|ip| !matches!(ip, IpAddr::V6(v) if v.is_unicast_link_local())).collect();
+    let mut ips = device.map(Device::addresses).unwrap_or_default();
+    ips.retain(|ip| !matches!(ip, IpAddr::V6(v) if v.is_unicast_link_local()));
     ips.sort_by_key(|ip| ip.is_ipv6());
     if let Some(ip) = ips.first() {
         return Ok(*ip);

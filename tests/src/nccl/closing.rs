@@ -152,7 +152,8 @@ impl Rank<'_> {
         peer.tell(&own);
         let mut theirs = [0; 128];
         peer.hear(&mut theirs);
-        let ends = pair::poll_ends(plugin, self.ctx, listener, &mut theirs).expect("connect");
+        let ends = pair::poll_ends(plugin, self.ctx, listener, &mut theirs)
+            .unwrap_or_else(|e| panic!("connect: {e:?}; the plugin says: {:#?}", warnings()));
         // One registration for each receive, and one for all sends.
         let receives = (0..self.messages).map(|i| (ends.recv, self.into.at(i * BYTES)));
         let registrations: Vec<(Ptr, Ptr)> = receives

@@ -27,12 +27,27 @@ pub(super) struct Sge {
     pub(super) key: u32,
 }
 
+/// How a link learns that the peer's device has what was written, where the completion of a WRITE says only that the bytes
+/// have left this end: a READ behind the WRITEs completes once they are there.
+#[derive(Clone, Copy)]
+pub(super) struct Echo {
+    /// What is read of the peer's memory.
+    pub(super) from: Remote,
+    /// Where that goes.
+    pub(super) into: Sge,
+}
+
 /// Work requests that are posted together as one chain, and the count of those that are done.
 pub(super) struct Chain {
     requests: Vec<sys::ibv_send_wr>,
     sources: Vec<sys::ibv_sge>,
     inline: u32,
-    /// Work requests written so far. The number of each is its `wr_id`.
+    /// Where there is one, no WRITE asks for a completion: the READ at a chain's end does. The READ has the number of the last
+    /// WRITE before it.
+    echo: Option<Echo>,
+    /// A completion of what the chain has is asked for, by the READ at its end.
+    asks: bool,
+    /// WRITEs written so far. The number of each is its `wr_id`.
     pub(super) written: u64,
     /// Those known to be done: completions come in order, and the last speaks for all.
     pub(super) done: u64,
@@ -51,12 +66,16 @@ pub(super) struct Chain {
 unsafe impl Send for Chain {}
 
 impl Chain {
-    /// For a queue pair that carries `inline` bytes in a work request.
-    pub(super) fn new(inline: u32, interval: u64) -> Self {
+    /// For a queue pair that carries `inline` bytes in a work request. `echo`: for a device whose WRITEs complete before the
+    /// peer has them.
+    pub(super) fn new(inline: u32, interval: u64, echo: Option<Echo>) -> Self {
         Chain {
-            requests: Vec::with_capacity(CHAIN),
-            sources: Vec::with_capacity(CHAIN),
+            // The READ comes on top.
+            requests: Vec::with_capacity(CHAIN + 1),
+            sources: Vec::with_capacity(CHAIN + 1),
             inline,
+            echo,
+            asks: false,
             written: 0,
             done: 0,
             signaled: 0,
@@ -96,14 +115,40 @@ impl Chain {
         }
         self.bytes += from.bytes as u64;
         if signal || self.written - self.signaled >= self.interval || self.bytes >= BYTES {
-            wr.send_flags |= sys::ibv_send_flags::IBV_SEND_SIGNALED.0;
-            (self.signaled, self.most_bytes) = (self.written, self.most_bytes.max(self.bytes));
-            self.bytes = 0;
+            if self.echo.is_some() {
+                self.asks = true;
+            } else {
+                wr.send_flags |= sys::ibv_send_flags::IBV_SEND_SIGNALED.0;
+                self.asked();
+            }
         }
         wr.wr.rdma.remote_addr = to.address;
         wr.wr.rdma.rkey = to.key;
         self.requests.push(wr);
         self.sources.push(sys::ibv_sge { addr: from.address, length: from.bytes, lkey: from.key });
+    }
+
+    /// A completion of all that was written so far is asked for.
+    #[inline]
+    fn asked(&mut self) {
+        (self.signaled, self.most_bytes) = (self.written, self.most_bytes.max(self.bytes));
+        self.bytes = 0;
+    }
+
+    /// Ends the chain with the READ that tells that all before it is there, if a completion is asked for.
+    fn end_with_echo(&mut self) {
+        let Some(echo) = self.echo.filter(|_| std::mem::take(&mut self.asks)) else { return };
+        // SAFETY: plain data, for which zeroes are "nothing".
+        let mut wr: sys::ibv_send_wr = unsafe { std::mem::zeroed() };
+        wr.wr_id = self.written;
+        wr.num_sge = 1;
+        wr.opcode = sys::ibv_wr_opcode::IBV_WR_RDMA_READ;
+        wr.send_flags = sys::ibv_send_flags::IBV_SEND_SIGNALED.0;
+        (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey) = (echo.from.address, echo.from.key);
+        self.requests.push(wr);
+        let Sge { address, bytes, key } = echo.into;
+        self.sources.push(sys::ibv_sge { addr: address, length: bytes, lkey: key });
+        self.asked();
     }
 
     /// What is under way, for a look at the path.
@@ -119,6 +164,7 @@ impl Chain {
     pub(super) fn forget(&mut self) {
         self.requests.clear();
         self.sources.clear();
+        self.asks = false;
     }
 
     /// Posts what was written.
@@ -131,6 +177,7 @@ impl Chain {
         if self.requests.is_empty() {
             return Ok(());
         }
+        self.end_with_echo();
         let (requests, sources) = (self.requests.as_mut_ptr(), self.sources.as_mut_ptr());
         for i in 0..self.requests.len() {
             // SAFETY: `i` and, where it is used, `i + 1` lie in the vectors, which do not

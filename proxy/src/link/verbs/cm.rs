@@ -8,6 +8,7 @@
 //! The queue pair stays on the device's own context. rdma_cm gives the attributes of each state, and
 //! what the settings say of retries and access is put over them. The connection lives as long as its [`Connection`].
 
+use std::collections::HashMap;
 use std::ffi::CStr;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -26,7 +27,9 @@ use sys::rdma_cm_event_type as event;
 use super::VerbsError;
 use super::config::Config;
 use super::device::{Device, non_blocking};
+use super::kinds::Protocol;
 use super::objects::Lent;
+use crate::netlink;
 
 /// How long the ends may take from the peer's offer to the connection: the peer's thread may be busy with other peers.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -130,6 +133,8 @@ struct Event {
     /// The identifier that a request brings.
     id: *mut sys::rdma_cm_id,
     data: Vec<u8>,
+    /// READs that this end may answer, and that it may ask for, at once, as a request has them.
+    reads: [u8; 2],
 }
 
 impl Id {
@@ -227,7 +232,8 @@ impl Id {
                 }
                 false => Vec::new(),
             };
-            let taken = Event { kind: e.event, status: e.status, id: e.id, data };
+            let reads = [conn.responder_resources, conn.initiator_depth];
+            let taken = Event { kind: e.event, status: e.status, id: e.id, data, reads };
             self.cm.rdma_ack_cm_event(raw);
             Some(taken)
         }
@@ -296,7 +302,7 @@ impl Id {
         if mask == 0 {
             return Ok(());
         }
-        a.qp_access_flags = sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
+        a.qp_access_flags = self.device.kind.access();
         if mask & m::IBV_QP_PATH_MTU.0 != 0 {
             a.path_mtu = sys::ibv_mtu(a.path_mtu.0.min(mtu.0));
         }
@@ -308,13 +314,18 @@ impl Id {
         qp.modify("moving the queue pair on as rdma_cm says", a, mask)
     }
 
-    /// Of a request or its answer; `data` must outlive the call that they are for.
-    fn parameters(&self, qp: &Lent, config: &Config, data: &[u8]) -> sys::rdma_conn_param {
+    /// Of a request or its answer; `data` must outlive the call that they are for. `reads`: what a request that is answered has, else 0.
+    fn parameters(&self, qp: &Lent, config: &Config, data: &[u8], reads: [u8; 2]) -> sys::rdma_conn_param {
+        // An end whose WRITEs tell of their arrival reads nothing; but not every driver takes 0.
+        let device = &self.device;
+        let most = if device.kind.acknowledges() { 1 } else { device.limits.reads };
+        // A device that tells nothing of them has what it takes.
+        let [answered, asked] = reads.map(|told| if told == 0 { most } else { told.min(most) });
         sys::rdma_conn_param {
             private_data: if data.is_empty() { null() } else { data.as_ptr().cast() },
             private_data_len: data.len() as u8,
-            responder_resources: 1,
-            initiator_depth: 1,
+            responder_resources: answered,
+            initiator_depth: asked,
             retry_count: config.retry_count,
             // P4: the first RNR NAK is an error.
             rnr_retry_count: 0,
@@ -470,7 +481,7 @@ fn attempt(
     }
     id.expect("resolving the route", peer, &[event::RDMA_CM_EVENT_ROUTE_RESOLVED], until)?;
     id.modify(qp, sys::ibv_qp_state::IBV_QPS_INIT, with)?;
-    let mut parameters = id.parameters(qp, with.0, data);
+    let mut parameters = id.parameters(qp, with.0, data, [0, 0]);
     // SAFETY: the identifier is alive; parameters and data are copied by the call.
     if unsafe { id.cm.rdma_connect(id.raw(), &mut parameters) } != 0 {
         return Err(id.failed("connecting", peer, last()));
@@ -495,7 +506,7 @@ fn passive(
     data: &[u8; PRIVATE],
     until: (Instant, &AtomicBool),
 ) -> Result<Connection, VerbsError> {
-    let request = loop {
+    let (request, reads) = loop {
         let e =
             id.wait(until.0, until.1).map_err(|e| id.failed("waiting for the peer's request", peer, e))?;
         let Some(request) = NonNull::new(e.id).filter(|_| e.kind == event::RDMA_CM_EVENT_CONNECT_REQUEST)
@@ -503,7 +514,7 @@ fn passive(
             continue;
         };
         if is_expected(&e.data, data) {
-            break request;
+            break (request, e.reads);
         }
         tracing::warn!(device = id.device.name(), "a stranger's request at {} is rejected (rdma_cm)", id.own);
         // SAFETY: the request's identifier is ours; it is destroyed here alone.
@@ -521,7 +532,7 @@ fn passive(
     {
         id.modify(qp, state, with)?;
     }
-    let mut parameters = id.parameters(qp, with.0, &[]);
+    let mut parameters = id.parameters(qp, with.0, &[], reads);
     // SAFETY: the identifier has the peer's request; parameters are copied by the call.
     if unsafe { id.cm.rdma_accept(id.raw(), &mut parameters) } != 0 {
         return Err(id.failed("accepting the peer's request", peer, io::Error::last_os_error()));
@@ -573,6 +584,14 @@ impl Connection {
         let ends = [event::RDMA_CM_EVENT_DISCONNECTED, event::RDMA_CM_EVENT_DEVICE_REMOVAL];
         let Some(id) = &self.id else { return true };
         std::iter::from_fn(|| id.event()).any(|e| ends.contains(&e.kind))
+    }
+
+    /// Whether this host no longer has the address that the connection has at this end. A host that can't be asked has the
+    /// address still.
+    pub(super) fn has_lost_its_address(&self) -> bool {
+        let Some(id) = &self.id else { return false };
+        let has = |all: &HashMap<u32, Vec<IpAddr>>| all.values().flatten().any(|ip| *ip == id.own.ip());
+        id.device.kind.protocol == Protocol::Iwarp && netlink::addresses().is_ok_and(|all| !has(&all))
     }
 }
 

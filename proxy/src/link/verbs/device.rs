@@ -37,6 +37,8 @@ pub struct Device {
     /// One of them said that the device is lost.
     fatal: AtomicBool,
     pub(super) beside: Beside,
+    /// Queue pairs get contexts of their own, see [`Kind`].
+    own_contexts: bool,
 }
 
 /// What is done beside an engine.
@@ -78,7 +80,13 @@ pub struct PortState {
 pub(super) struct DeviceLimits {
     pub(super) queue: u32,
     pub(super) cq: u32,
+    /// RDMA READs of a queue pair that may be under way in either direction, [`READS`] at most.
+    pub(super) reads: u8,
 }
+
+/// RDMA READs that a link has under way at most, where it uses them: one for each post that waits for an answer, of which there are
+/// seldom more.
+const READS: i32 = 16;
 
 /// Bytes of an `ibv_mtu`: 256 for 1, 512 for 2, up to 4096 for 5.
 pub(super) const fn mtu_bytes(code: u32) -> u32 {
@@ -271,11 +279,12 @@ impl Device {
                 message: 0,
                 in_order: false,
             },
-            limits: DeviceLimits { queue: 0, cq: 0 },
+            limits: DeviceLimits { queue: 0, cq: 0, reads: 1 },
             kind: Kind::of(Protocol::Ib, 0),
             events: AtomicU64::new(0),
             fatal: AtomicBool::new(false),
             beside: on_a_thread,
+            own_contexts: false,
         };
         // SAFETY: plain data.
         let mut attributes: sys::ibv_device_attr = unsafe { std::mem::zeroed() };
@@ -286,11 +295,15 @@ impl Device {
         if port == 0 || port > attributes.phys_port_cnt {
             return Err(VerbsError::NoPort { device: d.name.clone(), port, ports: attributes.phys_port_cnt });
         }
-        d.limits =
-            DeviceLimits { queue: attributes.max_qp_wr.max(0) as u32, cq: attributes.max_cqe.max(0) as u32 };
+        d.limits = DeviceLimits {
+            queue: attributes.max_qp_wr.max(0) as u32,
+            cq: attributes.max_cqe.max(0) as u32,
+            reads: attributes.max_qp_rd_atom.min(attributes.max_qp_init_rd_atom).clamp(1, READS) as u8,
+        };
         // SAFETY: the device is of a list that the caller holds.
         let transport = unsafe { (*device).transport_type };
         d.kind = Kind::of(Protocol::of_transport(transport), attributes.vendor_id);
+        d.own_contexts = d.kind.own_contexts;
         d.port_state = d.query_port()?;
         non_blocking(d.async_fd())?;
         Ok(d)
@@ -320,7 +333,7 @@ impl Device {
                 message: 1 << 30,
                 in_order: false,
             },
-            limits: DeviceLimits { queue: 1024, cq: 1024 },
+            limits: DeviceLimits { queue: 1024, cq: 1024, reads: 1 },
             kind,
             events: AtomicU64::new(0),
             fatal: AtomicBool::new(false),
@@ -329,6 +342,7 @@ impl Device {
                 task();
                 Ok(())
             },
+            own_contexts: false,
         }
     }
 
@@ -394,17 +408,30 @@ impl Device {
         gid::table(&self.sysfs, Path::new("/sys/class/net"))
     }
 
+    /// The network interface, if the device speaks iWARP.
+    fn iwarp_netdev(&self) -> Option<String> {
+        let netdev = || choice::iwarp_netdev(&self.gids(), Path::new("/sys/class/net"));
+        (self.kind.protocol == Protocol::Iwarp).then(netdev).flatten()
+    }
+
+    /// The IP addresses at which others reach the device's network interface: with iWARP those of the interface, else
+    /// those of the GID table. Empty on InfiniBand.
+    pub fn addresses(&self) -> Vec<IpAddr> {
+        match self.kind.protocol {
+            Protocol::Iwarp => self.iwarp_netdev().as_deref().map(addresses_of).unwrap_or_default(),
+            _ => self.gids().iter().filter(|gid| gid.netdev.is_some()).map(GidEntry::ip).collect(),
+        }
+    }
+
     /// The IP address at which rdma_cm binds a queue pair whose address is this entry. An iWARP device's entry holds no IP address:
     /// that is its network interface's.
     pub(super) fn ip(&self, entry: &GidEntry, family: Option<Family>) -> Result<IpAddr, VerbsError> {
         if self.kind.protocol != Protocol::Iwarp {
             return Ok(entry.ip());
         }
-        let netdev = choice::iwarp_netdev(&self.gids(), Path::new("/sys/class/net"));
-        let addresses = netdev.as_deref().map(addresses_of).unwrap_or_default();
-        choice::iwarp_address(&addresses, family).ok_or_else(|| VerbsError::Call {
+        choice::iwarp_address(&self.addresses(), family).ok_or_else(|| VerbsError::Call {
             what: format!("the IP address of {}, which speaks iWARP", self.name),
-            error: std::io::Error::other(match netdev {
+            error: std::io::Error::other(match self.iwarp_netdev() {
                 Some(netdev) => format!("its network interface {netdev} has none"),
                 None => "no network interface has its hardware address".into(),
             }),
@@ -422,6 +449,11 @@ impl Device {
             true => Ok(self.clone()),
             false => Err(VerbsError::PortDown { device: self.name.clone(), port: self.port }),
         }
+    }
+
+    /// The device with a context for one more queue pair: this one, or a context of its own, where one context serves few.
+    pub(super) fn for_queue_pair(self: &Arc<Self>) -> Result<Arc<Self>, VerbsError> {
+        if self.own_contexts { Device::open(&self.name, self.port) } else { Ok(self.clone()) }
     }
 
     /// Whether the port still has this address at its index.
@@ -458,15 +490,21 @@ impl Device {
             }
             // SAFETY: the library's own text for any value.
             let text = unsafe { CStr::from_ptr(self.verbs.ibv_event_type_str(event.event_type)) };
+            use sys::ibv_event_type as e;
+            let (text, device, port) = (text.to_string_lossy(), &*self.name, self.port);
             // A packet came before the queue pair was ready to send: all is well.
-            let usual = event.event_type == sys::ibv_event_type::IBV_EVENT_COMM_EST;
-            if !usual {
-                tracing::warn!(
-                    device = self.name,
-                    port = self.port,
-                    "RDMA event: {}",
-                    text.to_string_lossy()
-                );
+            let usual = event.event_type == e::IBV_EVENT_COMM_EST;
+            match event.event_type {
+                e::IBV_EVENT_COMM_EST => {}
+                // The queue pair's link finds what ended it, and says so with the ranks.
+                e::IBV_EVENT_QP_FATAL
+                | e::IBV_EVENT_QP_REQ_ERR
+                | e::IBV_EVENT_QP_ACCESS_ERR
+                | e::IBV_EVENT_SQ_DRAINED
+                | e::IBV_EVENT_QP_LAST_WQE_REACHED => {
+                    tracing::info!(device, port, "RDMA event of a queue pair: {text}");
+                }
+                _ => tracing::warn!(device, port, "RDMA event: {text}"),
             }
             if event.event_type == sys::ibv_event_type::IBV_EVENT_DEVICE_FATAL {
                 self.fatal.store(true, Ordering::Release);

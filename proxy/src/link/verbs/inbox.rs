@@ -56,6 +56,12 @@ pub(super) struct InboxLayout {
     pub(super) bytes: usize,
 }
 
+/// Bytes of the inbox's first page that nobody writes and the peer may read, to learn that its WRITEs are here; and where
+/// what this end reads so of the peer's inbox goes.
+pub(super) const ECHO_FROM: usize = 2048;
+pub(super) const ECHO_INTO: usize = 3072;
+pub(super) const ECHO_BYTES: usize = 8;
+
 /// Words of an entry of the table of regions.
 pub(super) const REGION_WORDS: usize = 4;
 

@@ -61,12 +61,18 @@ pub struct Kind {
     pub most_sges: Option<[u32; 2]>,
     /// Most bytes that a work request may carry inline; none: the device says when a queue pair is made.
     pub inline: Option<u32>,
+    /// A context serves few queue pairs, so each queue pair gets a context of its own. libsiw takes the key 0x90000 of a mapping for none at
+    /// all, which is the key of the 144th page that a context maps.
+    pub own_contexts: bool,
     /// Posting fails with a negative errno. The link takes either sign.
     pub negative_errno: bool,
     /// `ibv_query_qp` reports the state that the queue pair is in.
     pub state_told: bool,
     /// A queue pair in the error state takes work requests, and completes them with an error.
     pub posts_in_error: bool,
+    /// Whatever was posted completes, also on a queue pair that broke by itself. Without, only the queue pair's destruction says that
+    /// the device is done with it.
+    pub flushes: bool,
     /// Where an RDMA READ puts what it has read must be registered for remote writes too.
     pub read_into_remote: bool,
     /// Atomic operations.
@@ -89,9 +95,11 @@ const ADAPTER: Kind = Kind {
     receive_sge: false,
     most_sges: None,
     inline: None,
+    own_contexts: false,
     negative_errno: false,
     state_told: true,
     posts_in_error: true,
+    flushes: true,
     read_into_remote: false,
     atomics: true,
     dma_buf: true,
@@ -110,6 +118,7 @@ const IWARP: Kind = Kind {
     receive_sge: true,
     state_told: false,
     posts_in_error: false,
+    flushes: false,
     read_into_remote: true,
     atomics: false,
     dma_buf: false,
@@ -126,6 +135,7 @@ pub static KINDS: [Kind; 7] = [
         vendor: Some(0x62_6d74),
         most_sges: Some([6, 6]),
         inline: Some(80),
+        own_contexts: true,
         negative_errno: true,
         in_order: true,
         ..IWARP
@@ -161,6 +171,20 @@ impl Kind {
     pub fn of(protocol: Protocol, vendor: u32) -> &'static Kind {
         let fits = |kind: &&Kind| kind.protocol == protocol && kind.vendor.is_none_or(|v| v == vendor);
         KINDS.iter().find(fits).expect("each protocol has a row for any vendor")
+    }
+
+    /// Whether the completion of a WRITE says that the peer's device has its bytes. RDMA over TCP completes a WRITE once its bytes
+    /// have left this end (RFC 5040, section 5.5); a READ behind it completes when the WRITE is placed.
+    pub(super) fn acknowledges(&self) -> bool {
+        self.protocol != Protocol::Iwarp
+    }
+
+    /// What the peer may do to memory through a queue pair, and to this end's inbox: to write; to read too, where a READ is how the
+    /// peer learns what has arrived.
+    pub(super) fn access(&self) -> u32 {
+        use sys::ibv_access_flags as access;
+        access::IBV_ACCESS_REMOTE_WRITE.0
+            | if self.acknowledges() { 0 } else { access::IBV_ACCESS_REMOTE_READ.0 }
     }
 
     /// What its devices lack of what the usual adapter has, for people; empty if nothing.
@@ -224,9 +248,11 @@ mod tests {
             yes(kind.receive_sge),
             sges,
             number(kind.inline),
+            yes(kind.own_contexts),
             if kind.negative_errno { "negative" } else { "positive" }.into(),
             yes(kind.state_told),
             yes(kind.posts_in_error),
+            yes(kind.flushes),
             yes(kind.read_into_remote),
             yes(kind.atomics),
             yes(kind.dma_buf),

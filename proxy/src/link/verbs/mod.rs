@@ -29,6 +29,8 @@ pub mod choice;
 // It waits for the kernel on threads of its own, with the clock.
 #[allow(clippy::disallowed_methods, clippy::disallowed_types)]
 mod cm;
+#[cfg(test)]
+mod cm_tests;
 mod config;
 mod device;
 mod device_memory;

@@ -183,7 +183,7 @@ impl Begin {
                 keys.insert(region.key, mr);
             }
         }
-        kept.end.states(&rc, &gid, psn).initialise(sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0)?;
+        kept.end.states(&rc, &gid, psn).initialise(device.kind.access())?;
         let listening = kept.end.listen(&device, &gid)?;
         Ok(Made { listening, rc, connection: None, registered, regions: keys, gid, psn })
     }

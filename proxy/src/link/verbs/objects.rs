@@ -300,6 +300,28 @@ pub(super) struct Rc {
     lent: Option<Arc<Mutex<Raw>>>,
 }
 
+/// Moves a queue pair on, if it is there. `what` names the step in errors.
+///
+/// # Safety
+///
+/// The queue pair is alive during the call.
+unsafe fn modify(
+    device: &Device,
+    raw: Option<NonNull<sys::ibv_qp>>,
+    what: &str,
+    mut attributes: sys::ibv_qp_attr,
+    mask: u32,
+) -> Result<(), VerbsError> {
+    let modified = raw.ok_or_else(|| std::io::ErrorKind::NotConnected.into()).and_then(|raw| {
+        // SAFETY: the caller's promise; the attributes are ours.
+        match unsafe { device.verbs.ibv_modify_qp(raw.as_ptr(), &mut attributes, mask as _) } {
+            0 => Ok(()),
+            e => Err(failure(e)),
+        }
+    });
+    modified.map_err(|error| VerbsError::Call { what: what.into(), error, remedy: String::new() })
+}
+
 /// The library's handle of a queue pair, until that is destroyed.
 struct Raw(Option<NonNull<sys::ibv_qp>>);
 
@@ -318,22 +340,13 @@ impl Lent {
     pub(super) fn modify(
         &self,
         what: &str,
-        mut attributes: sys::ibv_qp_attr,
+        attributes: sys::ibv_qp_attr,
         mask: u32,
     ) -> Result<(), VerbsError> {
         // Held over the call: the owner destroys nothing meanwhile.
         let raw = self.raw.lock().unwrap_or_else(|e| e.into_inner());
-        let error = match raw.0 {
-            // SAFETY: the queue pair is alive while the lock is held; the attributes are ours.
-            Some(raw) => {
-                match unsafe { self.device.verbs.ibv_modify_qp(raw.as_ptr(), &mut attributes, mask as _) } {
-                    0 => return Ok(()),
-                    e => std::io::Error::from_raw_os_error(e.abs()),
-                }
-            }
-            None => std::io::ErrorKind::NotConnected.into(),
-        };
-        Err(VerbsError::Call { what: what.into(), error, remedy: String::new() })
+        // SAFETY: the queue pair is alive while the lock is held.
+        unsafe { modify(&self.device, raw.0, what, attributes, mask) }
     }
 
     /// To its first state, for another attempt to connect it.
@@ -397,17 +410,11 @@ impl Rc {
     pub(super) fn modify(
         &self,
         what: &str,
-        mut attributes: sys::ibv_qp_attr,
+        attributes: sys::ibv_qp_attr,
         mask: u32,
     ) -> Result<(), VerbsError> {
-        let modified = self.raw().and_then(|raw| {
-            // SAFETY: the queue pair is alive; the attributes are ours.
-            match unsafe { self.pd.device.verbs.ibv_modify_qp(raw, &mut attributes, mask as _) } {
-                0 => Ok(()),
-                e => Err(failure(e)),
-            }
-        });
-        modified.map_err(|error| VerbsError::Call { what: what.into(), error, remedy: String::new() })
+        // SAFETY: the queue pair is alive until `raw` is taken.
+        unsafe { modify(&self.pd.device, self.raw, what, attributes, mask) }
     }
 
     /// The library's handle, until it is destroyed.

@@ -16,7 +16,7 @@ use super::config::{Config, WriteOrder, chosen_gid};
 use super::device::Device;
 use super::gid::{GidEntry, GidType};
 use super::inbox::InboxLayout;
-use super::kinds::Protocol;
+use super::kinds::{Kind, Protocol};
 use super::objects::{Allocate, Cq, Mr, Pd, REMOTE_WRITE, Rc, SEND_ONLY};
 use super::offer::{Agreed, Offer, Places, WIRE};
 use super::sending::Sending;
@@ -73,31 +73,34 @@ pub struct VerbsPrepared {
 }
 
 /// Work requests that the send queue of `1 << log` messages holds: a payload and
-/// a record each, what is set aside for control writes, and the last.
-const fn send_queue(log: u32) -> u32 {
-    (2 << log) + CONTROL_WRS + LAST_WRS
+/// a record each, what is set aside for control writes, and the last. Where WRITEs tell nothing by their completion,
+/// a READ for each of them at most.
+fn send_queue(log: u32, kind: &Kind) -> u32 {
+    let writes = (2 << log) + CONTROL_WRS + LAST_WRS;
+    if kind.acknowledges() { writes } else { 2 * writes }
 }
 
 impl OwnEnd {
     /// Work requests that the send queue and the receive queue hold.
-    fn queues(&self) -> (u32, u32) {
+    fn queues(&self, kind: &Kind) -> (u32, u32) {
         let receives = if self.config.imm { (1 << self.geometry.rx_log) + NOTIFIES } else { 0 } + LAST_WRS;
-        (send_queue(self.link_log), receives)
+        (send_queue(self.link_log, kind), receives)
     }
 
     /// Whether the device has queues so long.
     fn fits(&self, device: &Device) -> bool {
-        let ((send, receives), l) = (self.queues(), device.limits);
+        let ((send, receives), l) = (self.queues(device.kind), device.limits);
         send <= l.queue && receives <= l.queue && send + receives <= l.cq
     }
 
     /// Makes a queue pair in a protection domain of its own.
     pub(super) fn queue_pair(&self, device: &Arc<Device>) -> Result<Rc, VerbsError> {
-        let (send, receives) = self.queues();
+        let (send, receives) = self.queues(device.kind);
         if !self.fits(device) {
             let (queue, cq) = (device.limits.queue, device.limits.cq);
             return Err(VerbsError::Queues { device: device.name().into(), receives, queue, cq });
         }
+        let device = &device.for_queue_pair()?;
         let pd = Pd::new(device)?;
         // A CQ slot for every work request: on an error those complete too that did
         // not ask for it.
@@ -203,7 +206,7 @@ impl VerbsOpening {
             outbox_mr,
             outbox,
         };
-        opening.states().initialise(sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0)?;
+        opening.states().initialise(device.kind.access())?;
         Ok(opening)
     }
 
@@ -324,13 +327,14 @@ pub(super) fn register_inbound(
     mirror: &SharedMemory,
     inbox: &SharedMemory,
 ) -> Result<[Mr; 2], VerbsError> {
-    let register = |what: &str, m: &SharedMemory| {
+    let register = |what: &str, m: &SharedMemory, access| {
         // SAFETY: both mappings are kept beside their registrations. The peer may write
         // them at any time: they are read as atomics, or moved as bytes that are
         // never interpreted.
-        unsafe { Mr::new(pd, what, m.as_ptr().as_ptr() as usize, m.len(), REMOTE_WRITE) }
+        unsafe { Mr::new(pd, what, m.as_ptr().as_ptr() as usize, m.len(), access) }
     };
-    Ok([register("mirror", mirror)?, register("inbox", inbox)?])
+    let access = REMOTE_WRITE | pd.device.kind.access();
+    Ok([register("mirror", mirror, REMOTE_WRITE)?, register("inbox", inbox, access)?])
 }
 
 impl VerbsPrepared {

@@ -4,7 +4,8 @@
 //! A WRITE is cut into pieces. The caller places the pieces of all WRITEs under way in any order
 //! ([`Sim::place`]), as a device with out-of-order placement may, and completes the WRITEs of a
 //! queue pair in the order of their posting ([`Sim::complete`]). A completion, of a send or of a
-//! receive, comes when all pieces of its WRITE and of the WRITEs before it are placed. A queue pair
+//! receive, comes when all pieces of its WRITE and of the WRITEs before it are placed. On a device that speaks iWARP a WRITE
+//! completes while it may still be placed, and a READ when all WRITEs before it are placed. A queue pair
 //! in the error state goes on reading and writing until it is drained ([`Sim::drain`]): the work
 //! requests whose completions have not come yet may be under way at such a device.
 
@@ -25,8 +26,10 @@ const WORD: usize = 8;
 const PACKET: usize = 256;
 /// `EINVAL`.
 const INVALID: c_int = 22;
+/// What is only sent from.
+const NO_ACCESS: ibv_access_flags = ibv_access_flags(0);
 
-/// One WRITE under way.
+/// One WRITE under way, or a READ of a few bytes.
 struct Write {
     id: u64,
     signaled: bool,
@@ -37,6 +40,10 @@ struct Write {
     lkey: u32,
     to: u64,
     rkey: u32,
+    /// It is a READ of so many bytes, from `to` to `from`.
+    read: Option<u64>,
+    /// Its completion has come, and it is still to be placed.
+    completed: bool,
     /// What is not placed yet.
     pieces: Vec<Range<usize>>,
 }
@@ -56,8 +63,10 @@ pub(super) struct Nic {
     next: u32,
     qps: BTreeMap<u32, Qp>,
     cqs: BTreeMap<usize, VecDeque<ibv_wc>>,
-    /// Address and bytes of what is registered, by its key.
-    memory: BTreeMap<u32, (u64, u64)>,
+    /// Address and bytes of what is registered, and what may be done to it, by its key.
+    memory: BTreeMap<u32, (u64, u64, u32)>,
+    /// A WRITE completes before it is placed, as one may over iWARP.
+    early: bool,
     /// Nobody answers: nothing is placed, nothing completes.
     silent: bool,
     /// WRITEs that have completed without an error.
@@ -94,9 +103,12 @@ impl Nic {
         }
     }
 
-    fn registered(&self, key: u32, address: u64, bytes: u64) -> bool {
+    /// Whether these bytes are registered by the key for all of `access`.
+    fn registered(&self, key: u32, address: u64, bytes: u64, access: ibv_access_flags) -> bool {
         let at = self.memory.get(&key);
-        at.is_some_and(|(from, n)| *from <= address && address + bytes <= from + n)
+        at.is_some_and(|(from, n, may)| {
+            *from <= address && address + bytes <= from + n && may & access.0 == access.0
+        })
     }
 
     /// True if the WRITEs of this queue pair are carried out.
@@ -118,7 +130,7 @@ impl Nic {
         let w = &self.qps[&number].sends[write];
         let (from, to) = (w.from + w.pieces[piece].start as u64, w.to + w.pieces[piece].start as u64);
         let n = w.pieces[piece].len();
-        if !self.registered(w.rkey, to, n as u64) {
+        if !self.registered(w.rkey, to, n as u64, ibv_access_flags::IBV_ACCESS_REMOTE_WRITE) {
             assert!(self.refuses, "WRITE {} to {to:#x}, not registered", w.id);
             self.fail(number, ibv_wc_status::IBV_WC_REM_ACCESS_ERR);
             return false;
@@ -127,7 +139,7 @@ impl Nic {
             Some(bytes) => bytes[w.pieces[piece].clone()].as_ptr(),
             None => {
                 assert!(
-                    self.registered(w.lkey, from, n as u64),
+                    self.registered(w.lkey, from, n as u64, NO_ACCESS),
                     "the device reads {n} bytes at {from:#x} for WRITE {}, which are not registered any more",
                     w.id
                 );
@@ -144,12 +156,77 @@ impl Nic {
             unsafe { std::ptr::copy_nonoverlapping(source, to as *mut u8, n) };
         }
         self.qps.get_mut(&number).expect("it is there").sends[write].pieces.swap_remove(piece);
+        self.forget_placed(number);
+        true
+    }
+
+    /// Drops the oldest WRITEs of a queue pair that have completed and are placed.
+    fn forget_placed(&mut self, number: u32) {
+        let sends = &mut self.qps.get_mut(&number).expect("it is there").sends;
+        while sends.front().is_some_and(|w| w.completed && w.pieces.is_empty()) {
+            sends.pop_front();
+        }
+    }
+
+    /// Immediate data of a queue pair arrive at the other end, if there are any.
+    fn deliver(&mut self, number: u32, imm: Option<u32>) {
+        let Some(imm) = imm else { return };
+        let peer = self.qps[&number].peer;
+        let peer = self.qps.get_mut(&peer).expect("it answers");
+        let receive = peer.receives.pop_front().expect("P4: a receive for immediate data");
+        let mut arrived = wc(receive, ibv_wc_status::IBV_WC_SUCCESS);
+        arrived.wc_flags = ibv_wc_flags::IBV_WC_WITH_IMM.0;
+        arrived.__bindgen_anon_1.imm_data = imm;
+        let cq = peer.cq;
+        self.push(cq, arrived);
+    }
+
+    /// Completes the oldest WRITE or READ of a queue pair that has not completed. Before a READ all WRITEs in front of it are placed, and
+    /// before immediate data arrive its own WRITE too. False if there is none, or the connection does not work.
+    fn complete_early(&mut self, number: u32) -> bool {
+        let oldest = |nic: &Nic| nic.qps[&number].sends.iter().position(|w| !w.completed);
+        if !self.answers(number) || self.qps[&number].error {
+            return false;
+        }
+        let Some(mut at) = oldest(self) else { return false };
+        let (read, imm) = (self.qps[&number].sends[at].read, self.qps[&number].sends[at].imm);
+        if read.is_some() || imm.is_some() {
+            while let Some(w) = self.qps[&number].sends.iter().take(at + 1).position(|w| !w.pieces.is_empty())
+            {
+                if !self.place(number, w, 0) {
+                    return true;
+                }
+                at = oldest(self).expect("it has not completed");
+            }
+        }
+        self.deliver(number, imm);
+        let w = &self.qps[&number].sends[at];
+        if let Some(bytes) = read {
+            let (from, to) = (w.from, w.to);
+            let readable = self.registered(w.rkey, to, bytes, ibv_access_flags::IBV_ACCESS_REMOTE_READ);
+            let writable = self.registered(w.lkey, from, bytes, ibv_access_flags::IBV_ACCESS_LOCAL_WRITE);
+            assert!(readable && writable, "READ {} of {to:#x} to {from:#x}, not registered for it", w.id);
+            // SAFETY: both are registered; the code under test holds no references there.
+            unsafe { std::ptr::copy(to as *const u8, from as *mut u8, bytes as usize) };
+        }
+        let qp = self.qps.get_mut(&number).expect("it is there");
+        let (cq, w) = (qp.cq, &mut qp.sends[at]);
+        w.completed = true;
+        if w.signaled {
+            let done = wc(w.id, ibv_wc_status::IBV_WC_SUCCESS);
+            self.push(cq, done);
+        }
+        self.forget_placed(number);
+        self.completions += 1;
         true
     }
 
     /// Completes the oldest WRITE of a queue pair. False if there is none that can: behind a WRITE that failed none
     /// completes, at neither end, though pieces of it may be placed.
     fn complete(&mut self, number: u32) -> bool {
+        if self.early {
+            return self.complete_early(number);
+        }
         let qp = &self.qps[&number];
         if !self.answers(number) || qp.error || qp.sends.is_empty() {
             return false;
@@ -166,16 +243,8 @@ impl Nic {
             return true;
         }
         let qp = self.qps.get_mut(&number).expect("it is there");
-        let (w, cq, peer) = (qp.sends.pop_front().expect("it is there"), qp.cq, qp.peer);
-        if let Some(imm) = w.imm {
-            let peer = self.qps.get_mut(&peer).expect("it answers");
-            let receive = peer.receives.pop_front().expect("P4: a receive for immediate data");
-            let mut arrived = wc(receive, ibv_wc_status::IBV_WC_SUCCESS);
-            arrived.wc_flags = ibv_wc_flags::IBV_WC_WITH_IMM.0;
-            arrived.__bindgen_anon_1.imm_data = imm;
-            let cq = peer.cq;
-            self.push(cq, arrived);
-        }
+        let (w, cq) = (qp.sends.pop_front().expect("it is there"), qp.cq);
+        self.deliver(number, w.imm);
         if w.signaled {
             self.push(cq, wc(w.id, ibv_wc_status::IBV_WC_SUCCESS));
         }
@@ -187,7 +256,8 @@ impl Nic {
     fn fail(&mut self, number: u32, status: ibv_wc_status) {
         let qp = self.qps.get_mut(&number).expect("it is there");
         qp.error = true;
-        let (cq, oldest) = (qp.cq, qp.sends.pop_front());
+        let oldest = qp.sends.iter().position(|w| !w.completed);
+        let (cq, oldest) = (qp.cq, oldest.and_then(|oldest| qp.sends.remove(oldest)));
         if let Some(oldest) = oldest {
             self.push(cq, wc(oldest.id, status));
         }
@@ -201,7 +271,8 @@ impl Nic {
             return;
         }
         let cq = qp.cq;
-        let flushed: Vec<u64> = qp.receives.drain(..).chain(qp.sends.drain(..).map(|w| w.id)).collect();
+        let sends = qp.sends.drain(..).filter(|w| !w.completed).map(|w| w.id);
+        let flushed: Vec<u64> = qp.receives.drain(..).chain(sends).collect();
         for id in flushed {
             self.push(cq, wc(id, ibv_wc_status::IBV_WC_WR_FLUSH_ERR));
         }
@@ -235,7 +306,8 @@ impl Sim {
 
     /// A device of this kind, with other functions in place of some.
     pub(super) fn of_kind(kind: &'static Kind, change: impl FnOnce(&mut Verbs, &mut ibv_context)) -> Self {
-        let state: &'static Mutex<Nic> = Box::leak(Box::default());
+        let early = kind.protocol == Protocol::Iwarp;
+        let state: &'static Mutex<Nic> = Box::leak(Box::new(Mutex::new(Nic { early, ..Nic::default() })));
         let mock = Mock::with_functions((&raw const *state).cast_mut().cast(), kind, |verbs, context| {
             context.ops.poll_cq = Some(poll_cq);
             context.ops.post_send = Some(post_send);
@@ -389,6 +461,10 @@ impl Sim {
     pub(crate) fn break_one(&self) {
         self.nic(|nic| {
             let number = *nic.qps.keys().next().expect("there is one");
+            // Over iWARP rdma_cm tells of the end of a queue pair that has nothing under way, and there is none here.
+            if nic.early && nic.qps[&number].sends.iter().all(|w| w.completed) {
+                return;
+            }
             nic.fail(number, ibv_wc_status::IBV_WC_LOC_PROT_ERR);
         });
     }
@@ -430,12 +506,17 @@ impl Sim {
     }
 }
 
-unsafe extern "C" fn reg_mr(pd: *mut ibv_pd, address: *mut c_void, length: usize, _: c_int) -> *mut ibv_mr {
+unsafe extern "C" fn reg_mr(
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
     // SAFETY: the domain is the caller's.
     let context = unsafe { (*pd).context };
     let key = with(context, |nic| {
         nic.next += 1;
-        nic.memory.insert(nic.next, (address as u64, length as u64));
+        nic.memory.insert(nic.next, (address as u64, length as u64, access as u32));
         nic.next
     });
     Box::into_raw(Box::new(ibv_mr { context, lkey: key, rkey: key, ..Default::default() }))
@@ -535,10 +616,10 @@ pub(super) unsafe extern "C" fn post_send(
     let (context, number) = unsafe { ((*qp).context, (*qp).qp_num) };
     with(context, |nic| {
         while !wr.is_null() {
-            // SAFETY: a list of requests, RDMA WRITEs with one source at most.
+            // SAFETY: a list of requests, RDMA WRITEs and READs with one source at most.
             let (r, source) = unsafe { (*wr, (*wr).sg_list.as_ref().copied().unwrap_or_default()) };
             let imm = match r.opcode {
-                ibv_wr_opcode::IBV_WR_RDMA_WRITE => None,
+                ibv_wr_opcode::IBV_WR_RDMA_WRITE | ibv_wr_opcode::IBV_WR_RDMA_READ => None,
                 // SAFETY: what the opcode says.
                 ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM => Some(unsafe { r.__bindgen_anon_1.imm_data }),
                 _ => return INVALID,
@@ -547,6 +628,8 @@ pub(super) unsafe extern "C" fn post_send(
             let inline = (r.send_flags & ibv_send_flags::IBV_SEND_INLINE.0 != 0 && bytes > 0)
                 // SAFETY: an inline request's bytes are there until the call returns.
                 .then(|| unsafe { std::slice::from_raw_parts(source.addr as *const u8, bytes) }.to_vec());
+            let read = (r.opcode == ibv_wr_opcode::IBV_WR_RDMA_READ).then_some(bytes as u64);
+            let placed = if read.is_some() { 0 } else { bytes };
             let step = if bytes <= PACKET { WORD } else { PACKET };
             // SAFETY: what the opcode says.
             let rdma = unsafe { r.wr.rdma };
@@ -559,7 +642,9 @@ pub(super) unsafe extern "C" fn post_send(
                 lkey: source.lkey,
                 to: rdma.remote_addr,
                 rkey: rdma.rkey,
-                pieces: (0..bytes).step_by(step).map(|at| at..bytes.min(at + step)).collect(),
+                read,
+                completed: false,
+                pieces: (0..placed).step_by(step).map(|at| at..bytes.min(at + step)).collect(),
             });
             wr = r.next;
         }

@@ -104,7 +104,8 @@ impl VerbsLink {
         self.chain.forget();
         self.held.clear();
         self.ending = Ending::Draining { since: self.now, send: false, receive: false };
-        let Some(rc) = &self.rc else { return self.destroy() };
+        // A device that flushes nothing would be waited for in vain.
+        let Some(rc) = self.rc.as_ref().filter(|rc| rc.pd.device.kind.flushes) else { return self.destroy() };
         let inbox = Remote { address: self.peer_places.inbox, key: self.peer_places.inbox_key };
         if let Err(e) = rc.drain(LAST_SEND, LAST_RECEIVE, inbox) {
             tracing::info!(rank = self.rank, peer = self.peer, "{e}: the queue pair is destroyed instead");

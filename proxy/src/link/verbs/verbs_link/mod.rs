@@ -13,18 +13,19 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use pushgate_driver_shim::abi;
+use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_driver_shim::record::{Record, RecordWords};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_rdma_core_sys as sys;
 
 use self::ending::{Ending, LINGER};
 use self::renew::Next;
-use super::chain::Chain;
+use super::chain::{Chain, Echo, Remote, Sge};
 use super::cm::Connection;
 use super::device::Device;
 use super::gid::GidEntry;
 use super::health::Health;
-use super::inbox::{Inbox, InboxLayout, REGION_WORDS};
+use super::inbox::{ECHO_BYTES, ECHO_FROM, ECHO_INTO, Inbox, InboxLayout, REGION_WORDS};
 use super::line::Line;
 use super::next::{Kept, Region, Registered};
 use super::objects::{Mr, Rc};
@@ -163,6 +164,15 @@ fn interval(out_log: u32) -> u64 {
     (1 << out_log >> 1).max(1)
 }
 
+/// How a link of `rc` learns that what it writes is there, if the device's WRITEs do not tell. `registered`: this end's inbox.
+fn echo(rc: &Rc, peer: &Places, inbox: &SharedMemory, registered: &Mr) -> Option<Echo> {
+    let own = inbox.as_ptr().as_ptr() as u64;
+    (!rc.pd.device.kind.acknowledges()).then_some(Echo {
+        from: Remote { address: peer.inbox.wrapping_add(ECHO_FROM as u64), key: peer.inbox_key },
+        into: Sge { address: own + ECHO_INTO as u64, bytes: ECHO_BYTES as u32, key: registered.lkey },
+    })
+}
+
 impl VerbsPrepared {
     /// Makes the link: with the peer's places this end is ready to send.
     pub fn join(mut self, places: Places) -> Result<VerbsLink, VerbsError> {
@@ -192,6 +202,7 @@ impl VerbsLink {
             a.mirror.clone(),
             1 << a.peer_geometry.window_log,
         );
+        let echo = echo(&own.rc, &places, &a.inbox, &a.inbox_mr);
         let kept = Kept {
             end: own.end,
             source: own.window.source.clone(),
@@ -242,7 +253,7 @@ impl VerbsLink {
                 bytes: u64::MAX / 2,
             },
             completions: Box::new([sys::ibv_wc::default(); COMPLETIONS]),
-            chain: Chain::new(own.rc.inline, interval(out_log)),
+            chain: Chain::new(own.rc.inline, interval(out_log), echo),
             last_wr: vec![0; slots as usize].into(),
             held: VecDeque::with_capacity(if a.in_order { 0 } else { slots as usize }),
             base: 0,
@@ -320,6 +331,16 @@ impl VerbsLink {
     /// Completions can wake this end's engine.
     pub fn can_wake(&self) -> bool {
         self.events
+    }
+
+    /// What is wrong with the way out of this host, `PUSHGATE_DOWN_*`.
+    fn diagnose(&self) -> Option<u32> {
+        // An iWARP device's entry of the GID table stays when the address goes that its connections have.
+        let address = || {
+            let gone = self.connection.as_ref().is_some_and(Connection::has_lost_its_address);
+            gone.then_some(abi::PUSHGATE_DOWN_ADDRESS)
+        };
+        self.device.diagnose(&self.gid).or_else(address)
     }
 
     /// The peer is to know of a region, if it may write there.
@@ -476,14 +497,13 @@ impl Link for VerbsLink {
             return Ok(());
         }
         if self.connection.as_ref().is_some_and(Connection::has_ended) && !self.inbox.peer_left() {
-            self.connection = None;
             self.health.doubt(abi::PUSHGATE_DOWN_WC);
         }
         match self.path.look(self.chain.under_way(), now) {
             PathFound::Answers => self.line.beat(self.chain.written, self.path.beat(), now),
             PathFound::Unasked => self.line.touch(),
             PathFound::Silent => {
-                let cause = self.device.diagnose(&self.gid).unwrap_or(abi::PUSHGATE_DOWN_RETRY);
+                let cause = self.diagnose().unwrap_or(abi::PUSHGATE_DOWN_RETRY);
                 tracing::error!(
                     rank = self.rank,
                     peer = self.peer,
@@ -510,7 +530,7 @@ impl Link for VerbsLink {
             }
             in_error
         };
-        if let Some(cause) = self.health.looked(news, in_error, device.diagnose(&self.gid), now) {
+        if let Some(cause) = self.health.looked(news, in_error, self.diagnose(), now) {
             tracing::error!(
                 rank = self.rank,
                 peer = self.peer,

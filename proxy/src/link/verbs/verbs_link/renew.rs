@@ -15,7 +15,7 @@ use super::super::offer::{Agreed, Places};
 use super::super::states::PeerQp;
 use super::super::{VerbsError, device::Device};
 use super::ending::Ending;
-use super::{VerbsLink, interval};
+use super::{VerbsLink, echo, interval};
 use crate::frame::Frame;
 use crate::link::{Renew, RenewError};
 use crate::region::MAX_REGIONS;
@@ -189,7 +189,10 @@ impl VerbsLink {
             }
         }
         self.device = rc.pd.device.clone();
-        self.chain = Chain::new(rc.inline, interval(self.out_log));
+        self.chain = {
+            let echo = echo(&rc, &places, &self.kept.inbox, &registered.inbox);
+            Chain::new(rc.inline, interval(self.out_log), echo)
+        };
         (self.window.key, self.outbox_key) = (registered.window.lkey, registered.outbox.lkey);
         (self.rc, self.registered, self.gid, self.peer_places) = (Some(rc), Some(registered), gid, places);
         (self.in_order, self.peer_events) = (agrees.in_order, agrees.peer_events);
