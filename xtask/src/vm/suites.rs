@@ -193,16 +193,38 @@ sleep 1
     Suite {
         name: "siw",
         guests: 1,
-        budget: 25,
+        budget: 75,
         default: true,
-        about: "the demonstration over software iWARP, which rdma_cm connects",
-        build: &[ALLREDUCE],
+        about: "queue pairs over software iWARP, which rdma_cm connects: their suite, a hundred at once, the demonstration",
+        build: &[ENDPOINT_TESTS, PROXY_UNIT_TESTS, ALLREDUCE],
         devices: &[],
         module: false,
         siw: true,
         package: false,
         host: None,
-        script: concat!(include_str!("suites/allreduce.sh"), include_str!("suites/siw.sh")),
+        script: concat!(
+            include_str!("suites/allreduce.sh"),
+            include_str!("suites/endpoint.sh"),
+            include_str!("suites/siw.sh")
+        ),
+    },
+    Suite {
+        name: "siw-faults",
+        guests: 1,
+        budget: 75,
+        default: true,
+        about: "software iWARP: ports, addresses and ranks that go; links that break and are replaced; the NCCL plugin",
+        build: &[ALLREDUCE, PUSHGATE, &["test", "--package", "pushgate-tests", "--test", "nccl"]],
+        devices: &[],
+        module: false,
+        siw: true,
+        package: false,
+        host: None,
+        script: concat!(
+            include_str!("suites/allreduce.sh"),
+            include_str!("suites/faults.sh"),
+            include_str!("suites/siw_faults.sh")
+        ),
     },
     Suite {
         name: "verbs",
@@ -230,7 +252,11 @@ sleep 1
         siw: false,
         package: false,
         host: None,
-        script: concat!(include_str!("suites/allreduce.sh"), include_str!("suites/verbs_faults.sh")),
+        script: concat!(
+            include_str!("suites/allreduce.sh"),
+            include_str!("suites/faults.sh"),
+            include_str!("suites/verbs_faults.sh")
+        ),
     },
     Suite {
         name: "verbs-rails",
@@ -293,20 +319,6 @@ sleep 1
         script: concat!(include_str!("suites/allreduce.sh"), "set -- gpu_\n", include_str!("suites/nccl.sh")),
     },
     Suite {
-        name: "siw-smoke",
-        guests: 1,
-        budget: 15,
-        default: true,
-        about: "software iWARP, built for the guest's kernel, carries what rdma_cm connects: rping, writes, sends",
-        build: &[],
-        devices: &[],
-        module: false,
-        siw: true,
-        package: false,
-        host: None,
-        script: include_str!("suites/siw_smoke.sh"),
-    },
-    Suite {
         name: "rdma-smoke-pair",
         guests: 2,
         budget: 10,
@@ -332,18 +344,22 @@ fi
 "#,
     },
     Suite {
-        name: "siw-smoke-pair",
+        name: "siw-pair",
         guests: 2,
-        budget: 20,
+        budget: 60,
         default: true,
-        about: "software iWARP between two machines, over the cable that soft-RoCE leaves for the time",
-        build: &[],
+        about: "software iWARP between two machines, whose cable is cut and joined again: nothing lost, doubled or wrong",
+        build: &[ALLREDUCE, PUSHGATE],
         devices: &[],
         module: false,
         siw: true,
         package: false,
         host: None,
-        script: include_str!("suites/siw_smoke_pair.sh"),
+        script: concat!(
+            include_str!("suites/allreduce.sh"),
+            include_str!("suites/two.sh"),
+            include_str!("suites/siw_pair.sh")
+        ),
     },
     Suite {
         name: "verbs-bench",
@@ -399,7 +415,11 @@ fi
         siw: false,
         package: false,
         host: None,
-        script: concat!(include_str!("suites/allreduce.sh"), include_str!("suites/chaos_pair.sh")),
+        script: concat!(
+            include_str!("suites/allreduce.sh"),
+            include_str!("suites/two.sh"),
+            include_str!("suites/chaos_pair.sh")
+        ),
     },
     Suite {
         name: "tcp-pair",

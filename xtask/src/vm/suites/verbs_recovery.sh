@@ -3,16 +3,6 @@ export PUSHGATE_QP=verbs PUSHGATE_IB_DEV=rxe0 PUSHGATE_ACK_TIMEOUT=20 PUSHGATE_P
 # An emulated machine takes seconds to register memory: the limit is not the subject.
 export PUSHGATE_TIMEOUT=$(stretched 120000) PUSHGATE_RECOVER=$(stretched 60000)
 
-chaos() {
-    run 300 "$BIN_PUSHGATE" chaos --json --device cpu "$@"
-    [ "$code" = 0 ] || fail "chaos $*"
-    last=$(tail -n 1 /tmp/out)
-    for word in '"lost":0,' '"doubled":0,' '"wrong":0}'; do
-        case $last in *"$word"*) ;; *) fail "its last line has no $word" ;; esac
-    done
-    case $last in *'"recovered":0,'*) fail "no link was replaced" ;; esac
-}
-
 # Over a cable, which goes down, loses packets and delays them: within one RDMA device no packet would see that. A path that is
 # silent is found within the default of path-timeout. With a rendezvous the ranks' sockets are those of two hosts: they are reset, too.
 cable va vb 10.9.30.1/24 10.9.30.2/24 && rxe rxea va && rxe rxeb vb || fail "no cable"
