@@ -204,7 +204,8 @@ pub(super) fn begin(plugin: &Plugin) -> Ptr {
 /// One rank: init, connect, traffic, close, finalize.
 fn rank(o: &Options, plugin: &Plugin, rank: u64, mut peer: Box<dyn Bootstrap>) -> Received {
     let ctx = begin(plugin);
-    let ends = pair::connect(plugin, ctx, &mut *peer).expect("connect");
+    let ends = pair::connect(plugin, ctx, &mut *peer)
+        .unwrap_or_else(|e| panic!("rank {rank}: connect: {e:?}; the plugin says: {:#?}", warnings()));
     let received = pair::exchange(plugin, rank, ends, &o.traffic(plugin)).unwrap_or_else(|e| {
         panic!("rank {rank}: {e}; the plugin says: {:#?}", warnings());
     });

@@ -37,6 +37,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const STEP: i32 = 5000;
 /// The longest wait until a thread sees that nobody waits for its connection any more.
 const SLICE: Duration = Duration::from_millis(100);
+/// Ports of the kernel's choice that an end tries at most.
+const CHOICES: u64 = 32;
 /// Time between two attempts to connect.
 const AGAIN: Duration = Duration::from_millis(50);
 /// The first bytes of private data: ours, in this version.
@@ -284,9 +286,10 @@ impl Id {
         Err(self.failed(&format!("{what}: {said}"), peer, error))
     }
 
-    /// Moves the queue pair on, as rdma_cm and the settings say.
+    /// Moves the queue pair on, as rdma_cm says of an identifier, and the settings.
     fn modify(
         &self,
+        of: *mut sys::rdma_cm_id,
         qp: &Lent,
         state: sys::ibv_qp_state,
         (config, mtu): (&Config, sys::ibv_mtu),
@@ -294,7 +297,7 @@ impl Id {
         let mut a = sys::ibv_qp_attr { qp_state: state, ..Default::default() };
         let mut mask = 0;
         // SAFETY: the identifier is alive, both places ours.
-        if unsafe { self.cm.rdma_init_qp_attr(self.raw(), &mut a, &mut mask) } != 0 {
+        if unsafe { self.cm.rdma_init_qp_attr(of, &mut a, &mut mask) } != 0 {
             let what = format!("rdma_cm's attributes of a queue pair on {}", self.device.name());
             return Err(VerbsError::Call { what, error: io::Error::last_os_error(), remedy: String::new() });
         }
@@ -312,6 +315,27 @@ impl Id {
         (a.min_rnr_timer, a.rnr_retry) = (12, 0);
         (a.timeout, a.retry_cnt) = (config.ack_timeout, config.retry_count);
         qp.modify("moving the queue pair on as rdma_cm says", a, mask)
+    }
+
+    /// Accepts a request, for a queue pair that gets ready before.
+    fn accept(
+        &self,
+        request: &Request,
+        peer: SocketAddr,
+        qp: &Lent,
+        with: (&Config, sys::ibv_mtu),
+        reads: [u8; 2],
+    ) -> Result<(), VerbsError> {
+        use sys::ibv_qp_state as s;
+        for next in [s::IBV_QPS_INIT, s::IBV_QPS_RTR, s::IBV_QPS_RTS] {
+            self.modify(request.id.as_ptr(), qp, next, with)?;
+        }
+        let mut parameters = self.parameters(qp, with.0, &[], reads);
+        // SAFETY: the identifier has the peer's request; parameters are copied by the call.
+        match unsafe { self.cm.rdma_accept(request.id.as_ptr(), &mut parameters) } {
+            0 => Ok(()),
+            _ => Err(self.failed("accepting the peer's request", peer, io::Error::last_os_error())),
+        }
     }
 
     /// Of a request or its answer; `data` must outlive the call that they are for. `reads`: what a request that is answered has, else 0.
@@ -365,15 +389,18 @@ impl Listening {
     /// At the device's address, on a port of the range that the settings name.
     pub(super) fn new(device: &Arc<Device>, config: &Config, address: IpAddr) -> Result<Self, VerbsError> {
         let nonce = nonce();
-        // From another place of the range each time, so that few ports are tried that others have.
         let (low, high) = config.cm_ports.unwrap_or((0, 0));
         let ports = u64::from(high - low) + 1;
+        // The kernel's choice may be a port that TCP uses already, which over iWARP shows when the end listens; the next choice is
+        // another one.
+        let tries = if config.cm_ports.is_some() { ports } else { CHOICES };
         let mut refused = None;
-        for n in 0..ports {
+        for n in 0..tries {
+            // From another place of the range each time, so that few ports are tried that others have.
             let port = low + ((nonce % ports + n) % ports) as u16;
             let id = match Id::bound(device, (address, port).into()) {
                 Ok(id) => id,
-                Err(VerbsError::Call { error, .. }) if error.raw_os_error() == Some(98) && n + 1 < ports => {
+                Err(VerbsError::Call { error, .. }) if error.raw_os_error() == Some(98) && n + 1 < tries => {
                     continue;
                 }
                 Err(e) => return Err(e),
@@ -388,7 +415,7 @@ impl Listening {
             let port = u16::from_be(unsafe { id.cm.rdma_get_src_port(id.raw()) });
             return Ok(Listening { id, told: CmOffer { address, port, nonce } });
         }
-        Err(refused.expect("a range has a port"))
+        Err(refused.expect("one port is tried at least"))
     }
 
     /// Begins to connect with the peer on a thread of its own. `connects`: this end sends the request.
@@ -480,7 +507,7 @@ fn attempt(
         return Err(id.failed("resolving the route", peer, last()));
     }
     id.expect("resolving the route", peer, &[event::RDMA_CM_EVENT_ROUTE_RESOLVED], until)?;
-    id.modify(qp, sys::ibv_qp_state::IBV_QPS_INIT, with)?;
+    id.modify(id.raw(), qp, sys::ibv_qp_state::IBV_QPS_INIT, with)?;
     let mut parameters = id.parameters(qp, with.0, data, [0, 0]);
     // SAFETY: the identifier is alive; parameters and data are copied by the call.
     if unsafe { id.cm.rdma_connect(id.raw(), &mut parameters) } != 0 {
@@ -488,8 +515,8 @@ fn attempt(
     }
     let answers = [event::RDMA_CM_EVENT_CONNECT_RESPONSE, event::RDMA_CM_EVENT_ESTABLISHED];
     if id.expect("connecting", peer, &answers, until)? == event::RDMA_CM_EVENT_CONNECT_RESPONSE {
-        id.modify(qp, sys::ibv_qp_state::IBV_QPS_RTR, with)?;
-        id.modify(qp, sys::ibv_qp_state::IBV_QPS_RTS, with)?;
+        id.modify(id.raw(), qp, sys::ibv_qp_state::IBV_QPS_RTR, with)?;
+        id.modify(id.raw(), qp, sys::ibv_qp_state::IBV_QPS_RTS, with)?;
         // SAFETY: the identifier has the peer's response.
         if unsafe { id.cm.rdma_establish(id.raw()) } != 0 {
             return Err(id.failed("establishing the connection", peer, last()));
@@ -506,39 +533,77 @@ fn passive(
     data: &[u8; PRIVATE],
     until: (Instant, &AtomicBool),
 ) -> Result<Connection, VerbsError> {
-    let (request, reads) = loop {
-        let e =
-            id.wait(until.0, until.1).map_err(|e| id.failed("waiting for the peer's request", peer, e))?;
-        let Some(request) = NonNull::new(e.id).filter(|_| e.kind == event::RDMA_CM_EVENT_CONNECT_REQUEST)
-        else {
-            continue;
+    // The request that was accepted, until both ends have the connection. The listener stays as long: an attempt that fails at the
+    // peer is followed by another one.
+    let mut accepted: Option<Request> = None;
+    let mut why = None;
+    loop {
+        let e = match id.wait(until.0, until.1) {
+            Ok(e) => e,
+            Err(error) => {
+                return Err(why.unwrap_or_else(|| id.failed("waiting for the peer's request", peer, error)));
+            }
         };
-        if is_expected(&e.data, data) {
-            break (request, e.reads);
+        let of_accepted = accepted.as_ref().is_some_and(|request| request.id.as_ptr() == e.id);
+        match (e.kind, NonNull::new(e.id)) {
+            (event::RDMA_CM_EVENT_CONNECT_REQUEST, Some(request)) => {
+                let request = Request { cm: id.cm, id: request };
+                if !is_expected(&e.data, data) {
+                    let device = id.device.name();
+                    tracing::warn!(device, "a stranger's request at {} is rejected (rdma_cm)", id.own);
+                    request.reject();
+                    continue;
+                }
+                if accepted.take().is_some() || why.is_some() {
+                    qp.again()?;
+                }
+                match id.accept(&request, peer, qp, with, e.reads) {
+                    Ok(()) => accepted = Some(request),
+                    Err(e) => why = Some(e),
+                }
+            }
+            (event::RDMA_CM_EVENT_ESTABLISHED, _) if of_accepted => {
+                // The connection takes the place of the listener, whose channel tells of it too. Requests that wait are rejected by
+                // the kernel.
+                let connection = accepted.take().expect("the event is of it").into_id();
+                let listener = std::mem::replace(&mut id.id, connection);
+                drop(Request { cm: id.cm, id: listener });
+                return Ok(Connection { id: Some(id) });
+            }
+            _ if of_accepted => {
+                accepted = None;
+                let said = format!("accepting the peer's request: {} ({})", id.text(e.kind), e.status);
+                why = Some(id.failed(&said, peer, io::Error::other("the connection did not come about")));
+            }
+            _ => {}
         }
-        tracing::warn!(device = id.device.name(), "a stranger's request at {} is rejected (rdma_cm)", id.own);
-        // SAFETY: the request's identifier is ours; it is destroyed here alone.
-        unsafe {
-            id.cm.rdma_reject(request.as_ptr(), STRANGER.as_ptr().cast(), STRANGER.len() as u8);
-            id.cm.rdma_destroy_id(request.as_ptr());
-        }
-    };
-    // The connection takes the place of the listener, whose channel tells of it too.
-    let listener = std::mem::replace(&mut id.id, request);
-    // SAFETY: the listener's identifier is used no more. Requests that wait are rejected by the kernel.
-    unsafe { id.cm.rdma_destroy_id(listener.as_ptr()) };
-    for state in
-        [sys::ibv_qp_state::IBV_QPS_INIT, sys::ibv_qp_state::IBV_QPS_RTR, sys::ibv_qp_state::IBV_QPS_RTS]
-    {
-        id.modify(qp, state, with)?;
     }
-    let mut parameters = id.parameters(qp, with.0, &[], reads);
-    // SAFETY: the identifier has the peer's request; parameters are copied by the call.
-    if unsafe { id.cm.rdma_accept(id.raw(), &mut parameters) } != 0 {
-        return Err(id.failed("accepting the peer's request", peer, io::Error::last_os_error()));
+}
+
+/// An identifier that a request has brought, or a listener. Dropping it ends it.
+struct Request {
+    cm: &'static sys::Cm,
+    id: NonNull<sys::rdma_cm_id>,
+}
+
+impl Request {
+    /// Tells the peer that its request is not one of those that this end waits for.
+    fn reject(self) {
+        // SAFETY: the request's identifier is ours.
+        unsafe { self.cm.rdma_reject(self.id.as_ptr(), STRANGER.as_ptr().cast(), STRANGER.len() as u8) };
     }
-    id.expect("accepting the peer's request", peer, &[event::RDMA_CM_EVENT_ESTABLISHED], until)?;
-    Ok(Connection { id: Some(id) })
+
+    /// The identifier, which its new owner ends.
+    fn into_id(self) -> NonNull<sys::rdma_cm_id> {
+        std::mem::ManuallyDrop::new(self).id
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        // SAFETY: the identifier is this one's; each of its events was acknowledged when it was taken.
+        unsafe { self.cm.rdma_destroy_id(self.id.as_ptr()) };
+    }
 }
 
 /// A connection on its way. Dropping it gives it up.

@@ -111,7 +111,7 @@ impl VerbsLink {
         };
         // Who said that it leaves takes nothing more, and need not.
         let taken = if self.rail { self.inbox.stripes() } else { self.inbox.received() };
-        if self.inbox.peer_left() && self.base + self.sent == taken {
+        if self.has_told_its_end() || self.inbox.peer_left() && self.base + self.sent == taken {
             self.health.desert();
             return;
         }

@@ -90,6 +90,12 @@ impl VerbsLink {
         }
     }
 
+    /// True once this end has written its last words. A peer that has read them may go at once, and over iWARP the connection
+    /// ends with it, before the READ behind these words is answered.
+    pub(super) fn has_told_its_end(&self) -> bool {
+        self.line.has_ended() && !self.line.has_last_words()
+    }
+
     /// True if nobody is left whom the last words could reach, or who waits for them.
     pub(super) fn nobody_to_tell(&self) -> bool {
         let ours = Status::from_word(self.line.status());

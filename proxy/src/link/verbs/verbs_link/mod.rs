@@ -496,7 +496,8 @@ impl Link for VerbsLink {
         if !self.health.asks_for_events(now) {
             return Ok(());
         }
-        if self.connection.as_ref().is_some_and(Connection::has_ended) && !self.inbox.peer_left() {
+        let ended = self.connection.as_ref().is_some_and(Connection::has_ended);
+        if ended && !self.inbox.peer_left() && !self.has_told_its_end() {
             self.health.doubt(abi::PUSHGATE_DOWN_WC);
         }
         match self.path.look(self.chain.under_way(), now) {
