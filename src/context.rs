@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 use crate::engine::{self, Doorbell, Started};
 use crate::error::{Error, Result};
+use crate::host_memory::HostMemory;
 use crate::mesh::{Fabric, May};
 use crate::ranks::{Listeners, Membership};
 use crate::settings::{DeviceChoice, DriveChoice, Settings, Transport};
@@ -217,7 +219,7 @@ impl Context {
         Ok(self.inner.executor.stream()?)
     }
 
-    /// Starts a kernel with one struct of parameters and returns at once.
+    /// Starts a kernel with one struct of parameters, or its bytes, and returns at once.
     ///
     /// # Safety
     /// Until the kernel has ended, every address among the parameters is valid for what the kernel
@@ -228,7 +230,7 @@ impl Context {
         module: &Module,
         kernel: &str,
         launch: Launch,
-        params: &(impl IntoBytes + Immutable),
+        params: &(impl IntoBytes + Immutable + ?Sized),
     ) -> Result<Running> {
         // SAFETY: this function's caller promises what `Executor::launch` requires.
         Ok(unsafe { self.inner.executor.launch(stream, &module.0, kernel, launch, params.as_bytes())? })
@@ -281,6 +283,26 @@ impl Context {
         let memory = Arc::new(self.memory(name, bytes, false)?);
         let registration = self.register(&*memory, Access::ReadWrite)?;
         Ok(Shared::new(memory, registration))
+    }
+
+    /// Makes host memory that the program allocated itself accessible to kernels. [`QueuePair::register_host`](crate::QueuePair::register_host)
+    /// then lets a peer put into it.
+    ///
+    /// On a GPU this locks the memory's pages, which count toward `ulimit -l`. The same memory may be registered several times.
+    ///
+    /// # Errors
+    /// Where `bytes` is 0 or the range leaves the address space, or the device refuses the memory.
+    ///
+    /// # Safety
+    /// The `bytes` at `at` stay mapped, readable and writable until the [`HostMemory`] is dropped, and no Rust reference to
+    /// them lives while a kernel or a peer accesses them.
+    pub unsafe fn register_host(&self, at: NonNull<u8>, bytes: usize) -> Result<HostMemory> {
+        self.here()?;
+        if bytes == 0 || (at.as_ptr() as usize).checked_add(bytes).is_none() {
+            return Err(Error::config("bytes", bytes, "1 or more, within the address space"));
+        }
+        let registration = self.inner.executor.register(at, bytes, Access::ReadWrite, false)?;
+        Ok(HostMemory::new(registration, at))
     }
 
     /// Counters of this context's engine.

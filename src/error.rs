@@ -165,6 +165,54 @@ pub enum Error {
     },
 }
 
+/// The number of each kind of [`Error`]. A number never changes and is never used again, so programs of any release and in
+/// any language may store and compare numbers; the C API returns them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[repr(i32)]
+pub enum ErrorCode {
+    /// [`Error::Config`].
+    Config = 1,
+    /// [`Error::UnknownSetting`].
+    UnknownSetting = 2,
+    /// [`Error::SettingsFile`].
+    SettingsFile = 3,
+    /// [`Error::PeerLost`].
+    PeerLost = 4,
+    /// [`Error::Refused`].
+    Refused = 5,
+    /// [`Error::TimedOut`].
+    TimedOut = 6,
+    /// [`Error::Aborted`].
+    Aborted = 7,
+    /// [`Error::Stuck`].
+    Stuck = 8,
+    /// [`Error::Overrun`].
+    Overrun = 9,
+    /// [`Error::Transport`].
+    Transport = 10,
+    /// [`Error::Forked`].
+    Forked = 11,
+    /// [`Error::Device`].
+    Device = 12,
+    /// [`Error::Io`].
+    Io = 13,
+    /// [`Error::Memory`].
+    Memory = 14,
+    /// [`Error::Proxy`].
+    Proxy = 15,
+    /// [`Error::QueuePair`].
+    QueuePair = 16,
+    /// [`Error::Rdma`].
+    Rdma = 17,
+    /// [`Error::Tcp`].
+    Tcp = 18,
+    /// [`Error::Window`].
+    Window = 19,
+    /// [`Error::Mismatch`].
+    Mismatch = 20,
+}
+
 impl From<DeviceError> for Error {
     fn from(e: DeviceError) -> Self {
         match e {
@@ -201,6 +249,32 @@ impl Error {
             *origin = from;
         }
         self
+    }
+
+    /// The number of this kind of error, for programs that compare errors and for other languages.
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Error::Config { .. } => ErrorCode::Config,
+            Error::UnknownSetting { .. } => ErrorCode::UnknownSetting,
+            Error::SettingsFile { .. } => ErrorCode::SettingsFile,
+            Error::PeerLost { .. } => ErrorCode::PeerLost,
+            Error::Refused { .. } => ErrorCode::Refused,
+            Error::TimedOut { .. } => ErrorCode::TimedOut,
+            Error::Aborted { .. } => ErrorCode::Aborted,
+            Error::Stuck { .. } => ErrorCode::Stuck,
+            Error::Overrun { .. } => ErrorCode::Overrun,
+            Error::Transport { .. } => ErrorCode::Transport,
+            Error::Forked(_) => ErrorCode::Forked,
+            Error::Device(_) => ErrorCode::Device,
+            Error::Io { .. } => ErrorCode::Io,
+            Error::Memory(_) => ErrorCode::Memory,
+            Error::Proxy(_) => ErrorCode::Proxy,
+            Error::QueuePair(_) => ErrorCode::QueuePair,
+            Error::Rdma(_) => ErrorCode::Rdma,
+            Error::Tcp(_) => ErrorCode::Tcp,
+            Error::Window { .. } => ErrorCode::Window,
+            Error::Mismatch { .. } => ErrorCode::Mismatch,
+        }
     }
 
     /// Whether a setting, an argument or the settings file is wrong. Programs exit with 2 then.
@@ -344,6 +418,53 @@ mod tests {
         assert!(said.contains(&format!("the limit of open files is {limit},")), "{said}");
         assert!(said.contains("ulimit -n"), "{said}");
         assert!(!error(rustix::io::Errno::NOENT).contains("limit"));
+    }
+
+    /// The numbers are part of the C API's interface: this list may grow, and nothing in it may change.
+    #[test]
+    fn numbers_of_errors_never_change() {
+        use ErrorCode::*;
+        let all = [
+            (Config, 1),
+            (UnknownSetting, 2),
+            (SettingsFile, 3),
+            (PeerLost, 4),
+            (Refused, 5),
+            (TimedOut, 6),
+            (Aborted, 7),
+            (Stuck, 8),
+            (Overrun, 9),
+            (Transport, 10),
+            (Forked, 11),
+            (Device, 12),
+            (Io, 13),
+            (Memory, 14),
+            (Proxy, 15),
+            (QueuePair, 16),
+            (Rdma, 17),
+            (Tcp, 18),
+            (Window, 19),
+            (Mismatch, 20),
+        ];
+        for (code, number) in all {
+            assert_eq!(code as i32, number, "{code:?}");
+        }
+    }
+
+    #[test]
+    fn an_error_made_of_a_status_has_the_number_of_its_cause() {
+        for (status, code) in [
+            (abi::PUSHGATE_PEER_LOST, ErrorCode::PeerLost),
+            (abi::PUSHGATE_ABORTED, ErrorCode::Aborted),
+            (abi::PUSHGATE_TIMED_OUT, ErrorCode::TimedOut),
+            (abi::PUSHGATE_REFUSED, ErrorCode::Refused),
+            (abi::PUSHGATE_STUCK, ErrorCode::Stuck),
+            (abi::PUSHGATE_OVERRUN, ErrorCode::Overrun),
+            (abi::PUSHGATE_LINK_DOWN, ErrorCode::Transport),
+        ] {
+            assert_eq!(Error::from_status(Status::new(status), 0).code(), code, "status {status}");
+        }
+        assert_eq!(Error::config("rank", 7, "0 to 3").code(), ErrorCode::Config);
     }
 
     #[test]

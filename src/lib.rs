@@ -27,6 +27,7 @@ mod engine;
 mod error;
 mod explain;
 mod gpu_mover;
+mod host_memory;
 mod mesh;
 mod origin;
 mod placement;
@@ -43,8 +44,9 @@ pub mod worker;
 pub use attached::AttachedQueuePair;
 pub use comm::{Comm, MAX_RANKS};
 pub use context::{Context, ContextBuilder, Module};
-pub use error::{Error, Result, status_name};
+pub use error::{Error, ErrorCode, Result, status_name};
 pub use explain::explain;
+pub use host_memory::HostMemory;
 pub use pushgate_driver_shim::abi;
 pub use pushgate_driver_shim::placed::{State as RingState, Waiting};
 pub use pushgate_gpu_kernels::{
@@ -53,7 +55,7 @@ pub use pushgate_gpu_kernels::{
 };
 pub use pushgate_proxy::counters::Counters;
 pub use pushgate_proxy::idle::Step;
-pub use qp::{DeviceEnd, QpConfig, QueuePair, RegionKey, upload_descriptors};
+pub use qp::{DeviceEnd, HostEnd, HostMessage, QpConfig, QueuePair, RegionKey, upload_descriptors};
 pub use ranks::{Membership, UniqueId};
 pub use relay::RelayStats;
 pub use settings::Settings;

@@ -1,6 +1,7 @@
 //! The memory of this end of a queue pair, the same for every transport: window, segments, and where inbound payload
 //! lies.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use pushgate_driver_shim::abi;
@@ -21,11 +22,11 @@ use crate::settings::RingsPlace;
 /// Sizes of a queue pair that differ from the settings.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct QpConfig {
-    /// Size of the payload ring in bytes: a power of two of at least 64.
+    /// Size of the payload ring in bytes: a power of two, 64 to 512 Mi.
     pub window_size: Option<u64>,
-    /// Number of WQE slots: a power of two.
+    /// Number of WQE slots: a power of two, 2 to 65536.
     pub slots: Option<u64>,
-    /// Number of receives: a power of two.
+    /// Number of receives: a power of two, 2 to 65536.
     pub receives: Option<u64>,
     /// Whether messages land in buffers that `post_recv` names.
     pub posted_receives: bool,
@@ -68,9 +69,10 @@ fn bytes(geometry: &Geometry) -> u64 {
     (geometry.window_bytes() + segments.iter().sum::<usize>()) as u64
 }
 
-fn log2(name: &str, value: u64) -> Result<u32> {
-    if !value.is_power_of_two() {
-        return Err(Error::config(name, value, "a power of two"));
+fn log2(name: &str, value: u64, allowed: RangeInclusive<u64>) -> Result<u32> {
+    if !value.is_power_of_two() || !allowed.contains(&value) {
+        let allowed = format!("a power of two, {} to {}", allowed.start(), allowed.end());
+        return Err(Error::config(name, value, allowed));
     }
     Ok(value.trailing_zeros())
 }
@@ -79,16 +81,19 @@ impl Own {
     pub(super) fn new(context: &Context, rank: u32, config: QpConfig) -> Result<Self> {
         let s = context.settings();
         let window = config.window_size.unwrap_or(s.window_size);
-        if window < abi::PUSHGATE_UNIT as u64 {
-            return Err(Error::config("window-size", window, "64 or more"));
-        }
-        let slots_log = log2("slots", config.slots.unwrap_or(s.slots))?;
-        let window_log = log2("window-size", window)? - abi::PUSHGATE_UNIT_LOG;
+        let unit = abi::PUSHGATE_UNIT as u64;
+        let window_log = log2("window-size", window, unit..=unit << abi::PUSHGATE_MAX_UNITS_LOG)?;
+        let window_log = window_log - abi::PUSHGATE_UNIT_LOG;
+        let slots_log = log2("slots", config.slots.unwrap_or(s.slots), 2..=1 << abi::PUSHGATE_MAX_SLOTS_LOG)?;
         let geometry = Geometry {
             window_log,
             slots_log,
             cq_log: slots_log.min(abi::PUSHGATE_MAX_CQ_LOG),
-            rx_log: log2("receives", config.receives.unwrap_or(s.receives))?,
+            rx_log: log2(
+                "receives",
+                config.receives.unwrap_or(s.receives),
+                2..=1 << abi::PUSHGATE_MAX_RX_LOG,
+            )?,
             link_log: slots_log,
             landing_log: window_log,
             signals: s.signals as u32,

@@ -3,6 +3,7 @@
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::placed::{Placed, State as RingState};
@@ -18,7 +19,8 @@ use super::memory::{DrivenEnd, InboundPayload, Own};
 use super::undo::Undo;
 use crate::context::Context;
 use crate::engine::Doorbell;
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::host_memory::HostMemory;
 use crate::shared::Shared;
 
 /// A reliable, ordered connection between two ranks' devices.
@@ -34,7 +36,9 @@ pub struct QueuePair {
     rank: u32,
     control: Piece,
     pub(super) memory: DrivenEnd,
-    context: Context,
+    /// Whether a thread of the host has this end.
+    pub(super) host_end: AtomicBool,
+    pub(super) context: Context,
 }
 
 /// The key of a region: lkey and rkey in one.
@@ -89,6 +93,7 @@ impl QueuePair {
             rank: g.rank,
             control: control.clone(),
             memory: driven,
+            host_end: AtomicBool::new(false),
             context: context.clone(),
         })
     }
@@ -153,6 +158,44 @@ impl QueuePair {
         Ok(unsafe { proxy.add_device_region(self.id, buffer.addr(), bytes, exported)? })
     }
 
+    /// Registers host memory of the program's own: the peer may put into it, and WQEs of this end may name it. Works only with
+    /// the engine in this process.
+    ///
+    /// # Safety
+    /// The memory stays mapped and writable, and no Rust reference into it lives, until the queue pair is dropped or a
+    /// [`QueuePair::deregister`] succeeds.
+    pub unsafe fn register_host(&self, memory: &HostMemory) -> Result<RegionKey> {
+        self.context.here()?;
+        memory.owner().check()?;
+        let (at, bytes) = (memory.as_ptr().as_ptr() as usize, memory.len() as u64);
+        // SAFETY: the caller's promise.
+        Ok(unsafe { self.context.inner.proxy.add_host_region(self.id, at, bytes, None)? })
+    }
+
+    /// Registers memory of the device that another library allocated, as by cudaMalloc: the peer may put into it. Works only
+    /// with the engine in this process. The GPU's copy engine brings payload there.
+    ///
+    /// # Errors
+    /// Where `bytes` is 0 or the range leaves the address space.
+    ///
+    /// # Safety
+    /// The `bytes` at `address` are memory of this context's device (on the device `cpu`, of this process) and stay allocated
+    /// until the queue pair is dropped or a [`QueuePair::deregister`] succeeds.
+    pub unsafe fn register_device(&self, address: u64, bytes: u64) -> Result<RegionKey> {
+        self.context.here()?;
+        if address == 0 || bytes == 0 || address.checked_add(bytes).is_none() {
+            let allowed = "1 or more at an address that is not 0, within the address space";
+            return Err(Error::config("bytes", bytes, allowed));
+        }
+        let proxy = &self.context.inner.proxy;
+        if self.context.device() == "cpu" {
+            // SAFETY: the caller's promise; on this device an address is one of this process.
+            return Ok(unsafe { proxy.add_host_region(self.id, address as usize, bytes, None)? });
+        }
+        // SAFETY: the caller's promise; nothing is exported.
+        Ok(unsafe { proxy.add_device_region(self.id, address, bytes, None)? })
+    }
+
     /// Exports a buffer for an RDMA device that is to write into it. On an error the copy engine is
     /// used instead, so an error is no reason to refuse the buffer.
     fn export(&self, buffer: &DeviceBuffer) -> Option<Exported> {
@@ -200,8 +243,8 @@ impl QueuePair {
         Ok(self.context.inner.proxy.counters()?.recovered)
     }
 
-    /// The producer of this end, for a program that drives the engine (`drive = caller`), pushes on the host and launches no
-    /// kernel. A queue pair has one: no kernel uses this end, nor another producer. For benches.
+    /// The producer under [`QueuePair::host_end`], without its checks and waits, for a program that drives the engine
+    /// (`drive = caller`). A queue pair has one: no kernel uses this end, nor another producer. For benches.
     #[doc(hidden)]
     pub fn producer(&self) -> Producer {
         let Own { geometry, window, work, control, .. } = &self.memory.own;

@@ -1,6 +1,7 @@
 //! The files that bindgen makes: driver-shim/abi/src/abi.rs from abi.h, uapi.rs from the module's
-//! header, and the bindings of libibverbs and librdmacm from verbs.h and rdma_cma.h. The result depends neither on
-//! libclang's version nor on the caller's rustfmt settings, so it can be compared byte for byte.
+//! header, and the bindings of libibverbs and librdmacm from verbs.h and rdma_cma.h; and the header of the C API, which
+//! cbindgen makes from its Rust sources. The result depends neither on libclang's version nor on the caller's rustfmt settings,
+//! so it can be compared byte for byte.
 
 use crate::paths::Paths;
 #[cfg(not(feature = "bindings"))]
@@ -31,6 +32,7 @@ pub fn run(paths: &Paths, check: bool, guard: Guard) -> Result<()> {
 pub fn run(paths: &Paths, check: bool, _: Guard) -> Result<()> {
     made::one(paths, check, &made::ABI)?;
     made::one(paths, check, &made::UAPI)?;
+    made::c_header(paths, check)?;
     match without_verbs() {
         Some(reason) => println!("SKIPPED: {reason}"),
         None => {
@@ -286,6 +288,29 @@ mod made {
         "ibv_wq.*",
         "ibv_xrcd.*",
     ];
+
+    /// The sources of the C API, in the order in which the header has them.
+    const C_SOURCES: [&str; 9] =
+        ["codes", "boundary", "context", "comm", "queue_pair", "memory", "region", "kernel", "host"];
+
+    /// pushgate/pushgate.h, from the sources of the C API.
+    pub fn c_header(paths: &Paths, check: bool) -> Result<()> {
+        let folder = paths.root.join("c-api");
+        let config = cbindgen::Config::from_file(folder.join("cbindgen.toml")).map_err(anyhow::Error::msg)?;
+        let mut builder = cbindgen::Builder::new().with_config(config);
+        for source in C_SOURCES {
+            builder = builder.with_src(folder.join(format!("src/{source}.rs")));
+        }
+        let mut text = Vec::new();
+        builder.generate().context("cbindgen failed")?.write(&mut text);
+        let text = String::from_utf8(text).context("the header is not UTF-8")?;
+        let file = "c-api/include/pushgate/pushgate.h";
+        files::Made { file, source: "c-api/src", task: "cargo xtask bindings" }.write(
+            &paths.root,
+            &text,
+            check,
+        )
+    }
 
     pub fn one(paths: &Paths, check: bool, made: &Made) -> Result<()> {
         let text = generate(paths, made)?;

@@ -5,9 +5,11 @@ mod bindings;
 mod cuda;
 mod files;
 mod gpu;
+mod install;
 mod kmod;
 mod lanes;
 mod layout;
+mod manual;
 mod markdown;
 mod output;
 mod package;
@@ -71,7 +73,7 @@ enum Task {
         #[arg(long)]
         list: bool,
     },
-    /// Write abi.rs from abi.h and the bindings of libibverbs from verbs.h (needs libclang and rustfmt).
+    /// Write abi.rs from abi.h, the bindings of libibverbs from verbs.h, and the C API's header (needs libclang and rustfmt).
     Bindings {
         /// Write nothing; fail if a committed file differs.
         #[arg(long)]
@@ -118,6 +120,18 @@ enum Task {
     Kmod,
     /// Make the Debian package: the command, headers, manual, and the kernel module's sources for dkms.
     Package,
+    /// Install the C library, libpushgate.so, with its headers, its manual, and what pkg-config and CMake look for.
+    Install {
+        /// Folder below which programs will find them, an absolute path.
+        #[arg(long, value_name = "DIR")]
+        prefix: PathBuf,
+        /// Folder that stands for the root, for packages [default: the root itself].
+        #[arg(long, value_name = "DIR")]
+        destdir: Option<PathBuf>,
+        /// Folder of libraries, below the prefix.
+        #[arg(long, value_name = "DIR", default_value = "lib")]
+        libdir: PathBuf,
+    },
     /// Print the path of a CUDA 13 nvcc (for PUSHGATE_NVCC), fetching it if there is none.
     Nvcc,
 }
@@ -166,6 +180,13 @@ fn run(cli: Cli) -> Result<ExitCode> {
         }
         Task::Package => {
             println!("{}", package::build(&paths, Guard::NONE)?.display());
+            Ok(ExitCode::SUCCESS)
+        }
+        Task::Install { prefix, destdir, libdir } => {
+            let target = install::Target { prefix, destdir, libdir };
+            for file in install::run(&paths, &target, Guard::NONE)? {
+                println!("{}", file.display());
+            }
             Ok(ExitCode::SUCCESS)
         }
         Task::Nvcc => {

@@ -42,12 +42,16 @@ pub enum Need {
     Installing,
     /// A launcher of MPI's, under which tests start ranks.
     Launcher,
-    /// Valgrind's memcheck, for a step of `--full`.
+    /// Valgrind's memcheck.
     Valgrind,
+    /// What takes the symbols out of a library that is installed.
+    Strip,
+    /// What programs in C are built with against an installed library.
+    CBuild,
 }
 
 /// All needs, in the order in which they are reported.
-pub const ALL: [Need; 15] = [
+pub const ALL: [Need; 17] = [
     Need::Cxx,
     Need::Python,
     Need::Libclang,
@@ -63,6 +67,8 @@ pub const ALL: [Need; 15] = [
     Need::Installing,
     Need::Launcher,
     Need::Valgrind,
+    Need::Strip,
+    Need::CBuild,
 ];
 
 impl Need {
@@ -86,6 +92,8 @@ impl Need {
             Need::Installing => "dkms, addgroup, udev and man",
             Need::Launcher => "mpirun",
             Need::Valgrind => "valgrind",
+            Need::Strip => "strip",
+            Need::CBuild => "pkg-config, cmake, make, nm, readelf and man",
         }
     }
 
@@ -119,6 +127,8 @@ impl Need {
             }
             Need::Launcher => have(&["mpirun"]),
             Need::Valgrind => succeeds("valgrind", &["--version"]),
+            Need::Strip => have(&["strip"]),
+            Need::CBuild => have(&["pkg-config", "cmake", "make", "nm", "readelf", "man"]),
         }
     }
 
@@ -141,6 +151,8 @@ impl Need {
             Need::Installing => Source::Apt(&["dkms", "adduser", "udev", "man-db"]),
             Need::Launcher => Source::Apt(&["openmpi-bin"]),
             Need::Valgrind => Source::Apt(&["valgrind"]),
+            Need::Strip => Source::Apt(&["binutils"]),
+            Need::CBuild => Source::Apt(&["pkg-config", "cmake", "make", "binutils", "man-db"]),
         }
     }
 }

@@ -1,0 +1,411 @@
+//! An end of a queue pair for a thread of the host: what kernels do by the device API, for programs whose data lies in host memory.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::record::{Opcode, Record};
+use pushgate_driver_shim::window::Window;
+use pushgate_proxy::producer::{Producer, Received};
+
+use super::memory::{InboundPayload, Own};
+use super::queue_pair::QueuePair;
+use crate::engine::Doorbell;
+use crate::error::{Error, Result};
+use crate::settings::DriveChoice;
+
+/// Looks at the shared words between two looks at the clock and at the queue pair's health.
+const LOOKS: u32 = 64;
+
+/// A message that was received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HostMessage {
+    /// Its length in bytes.
+    pub length: usize,
+    /// The tag that the sender gave.
+    pub tag: u32,
+}
+
+/// An end of a queue pair for one thread of the host at a time: posts, receives and waits as kernels do by the device API
+/// ([`QueuePair::host_end`]). No kernel may use this end.
+///
+/// Payload is copied into the window when it is posted, so it may be changed when a call returns. Each wait ends with success, with
+/// the cause if the queue pair ends, or after the setting `timeout`. With `drive = caller` waits drive the engine.
+///
+/// No call allocates or locks while there is credit. The only system call of a post rings an engine that sleeps.
+pub struct HostEnd {
+    producer: Producer,
+    /// A message that was taken and did not fit into the buffer of the call.
+    held: Option<Received>,
+    // Behind the producer, whose memory it keeps.
+    qp: Arc<QueuePair>,
+}
+
+impl QueuePair {
+    /// The end of this queue pair for a thread of the host. A queue pair gives it once, because its cursors are lost with it.
+    ///
+    /// # Errors
+    /// If it was given before, if the queue pair takes posted receives, or if the engine runs in the proxy's process.
+    pub fn host_end(self: &Arc<Self>) -> Result<HostEnd> {
+        self.context.here()?;
+        let Own { geometry, window, work, control, config, .. } = &self.memory.own;
+        if config.posted_receives {
+            return Err(Error::config("posted_receives", true, "false for an end of the host"));
+        }
+        let Doorbell::Thread(bell) = &self.context.inner.bell else {
+            return Err(self.context.settings().refused("proxy", "thread for an end of the host"));
+        };
+        let bell = bell.try_clone().map_err(Error::io("eventfd"))?;
+        // Relaxed: the flag orders nothing, it is only taken once.
+        if self.host_end.swap(true, Ordering::Relaxed) {
+            return Err(Error::config("host_end", "a second one", "one for each queue pair, made once"));
+        }
+        let producer = Producer::new(*geometry, work.clone(), control.clone(), window.clone(), Some(bell));
+        Ok(HostEnd { producer, held: None, qp: self.clone() })
+    }
+}
+
+impl HostEnd {
+    /// The queue pair.
+    pub fn queue_pair(&self) -> &QueuePair {
+        &self.qp
+    }
+
+    /// Sends a message with a tag. It takes a receive of the peer; without one it waits in the proxy, and what is posted behind it
+    /// too. False without credit: then nothing was taken.
+    pub fn try_send(&mut self, payload: &[u8], tag: u32) -> Result<bool> {
+        self.check_length(payload)?;
+        let record = Record { tag, ..Record::new(Opcode::Send) };
+        self.post(record, payload, abi::PUSHGATE_INLINE_SEND as usize)
+    }
+
+    /// [`HostEnd::try_send`], waiting for credit.
+    pub fn send(&mut self, payload: &[u8], tag: u32) -> Result<()> {
+        self.until("credit for a send", |end| end.try_send(payload, tag))
+    }
+
+    /// Puts bytes into a region of the peer, at a byte offset. With a signal, an index and its new value, the peer's signal has that
+    /// value once the bytes are there. False without credit: then nothing was taken.
+    ///
+    /// A key that names no region, and bytes that leave theirs, end the queue pair.
+    pub fn try_put(
+        &mut self,
+        rkey: u32,
+        offset: u64,
+        payload: &[u8],
+        signal: Option<(u32, u64)>,
+    ) -> Result<bool> {
+        self.check_length(payload)?;
+        if offset > abi::PUSHGATE_DATA_MASK {
+            return Err(Error::config("offset", offset, "less than 2^56"));
+        }
+        let mut record = Record { rkey, remote_offset: offset, ..Record::new(Opcode::Put) };
+        if let Some(signal) = signal {
+            (record.signal, record.signal_value) = checked(signal)?;
+            record.flags |= Record::WITH_SIGNAL;
+        }
+        self.post(record, payload, abi::PUSHGATE_INLINE_PUT as usize)
+    }
+
+    /// [`HostEnd::try_put`], waiting for credit.
+    pub fn put(&mut self, rkey: u32, offset: u64, payload: &[u8], signal: Option<(u32, u64)>) -> Result<()> {
+        self.until("credit for a put", |end| end.try_put(rkey, offset, payload, signal))
+    }
+
+    /// Sets a signal of the peer, which comes after all that was posted before. A signal only grows: a smaller value changes nothing.
+    /// False without credit: then nothing was taken.
+    pub fn try_signal(&mut self, index: u32, value: u64) -> Result<bool> {
+        let (signal, signal_value) = checked((index, value))?;
+        self.post(Record { signal, signal_value, ..Record::new(Opcode::Signal) }, &[], 0)
+    }
+
+    /// [`HostEnd::try_signal`], waiting for credit.
+    pub fn signal(&mut self, index: u32, value: u64) -> Result<()> {
+        self.until("credit for a signal", |end| end.try_signal(index, value))
+    }
+
+    /// The value of a signal of this end. What the peer posted before it is there for what this thread does next.
+    pub fn signal_value(&self, index: u32) -> Result<u64> {
+        self.qp.context.here()?;
+        let signals = self.qp.memory.own.geometry.signals;
+        match index < signals {
+            true => Ok(self.producer.signal(index)),
+            false => Err(Error::config("signal", index, format!("0 to {}", signals - 1))),
+        }
+    }
+
+    /// Waits until a signal of this end is at least `value`.
+    pub fn wait_signal(&mut self, index: u32, value: u64) -> Result<()> {
+        self.until("a signal", |end| Ok(end.signal_value(index)? >= value))
+    }
+
+    /// Waits until the peer has all that was posted.
+    pub fn flush(&mut self) -> Result<()> {
+        self.until("the peer's answer", |end| Ok(end.producer.delivered() >= end.producer.slots()))
+    }
+
+    /// Takes the next message into `into`. `None`: there is none.
+    ///
+    /// # Errors
+    /// If `into` is shorter than the message: the message stays the next one, and the error names its length.
+    pub fn try_recv(&mut self, into: &mut [u8]) -> Result<Option<HostMessage>> {
+        self.qp.context.here()?;
+        let Some(received) = self.held.take().or_else(|| self.producer.try_recv()) else { return Ok(None) };
+        let length = received.length as usize;
+        if length > into.len() {
+            self.held = Some(received);
+            return Err(Error::config("into", format!("{} bytes", into.len()), format!("{length} or more")));
+        }
+        self.copy_out(&received, &mut into[..length])?;
+        self.producer.release(1);
+        self.producer.wake();
+        Ok(Some(HostMessage { length, tag: received.tag }))
+    }
+
+    /// Waits for the next message and takes it into `into`, as [`HostEnd::try_recv`] does. Messages that arrived before the queue
+    /// pair ended are still received.
+    pub fn recv(&mut self, into: &mut [u8]) -> Result<HostMessage> {
+        let mut message = None;
+        self.until("a message", |end| {
+            message = end.try_recv(into)?;
+            Ok(message.is_some())
+        })?;
+        Ok(message.expect("the wait was for it"))
+    }
+
+    fn check_length(&self, payload: &[u8]) -> Result<()> {
+        let most = self.qp.max_message().min(abi::PUSHGATE_MAX_MESSAGE.into());
+        match payload.len() as u64 <= most {
+            true => Ok(()),
+            false => {
+                Err(Error::config("payload", format!("{} bytes", payload.len()), format!("0 to {most}")))
+            }
+        }
+    }
+
+    /// Posts a work request, its payload in the WQE if that is no longer than `inline`. False without credit; an error then if the
+    /// queue pair has ended.
+    fn post(&mut self, mut record: Record, payload: &[u8], inline: usize) -> Result<bool> {
+        self.qp.context.here()?;
+        if payload.len() <= inline && record.opcode != Opcode::Signal {
+            record.flags |= Record::INLINE;
+        }
+        if self.producer.post(record, payload) {
+            return Ok(true);
+        }
+        self.qp.check()?;
+        Ok(false)
+    }
+
+    /// Waits until `done`, the queue pair's end, or the setting `timeout`.
+    fn until(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> Result<bool>) -> Result<()> {
+        let context = self.qp.context.clone();
+        let (drives, timeout) = (context.settings().drive == DriveChoice::Caller, context.settings().timeout);
+        let begin = Instant::now();
+        loop {
+            for _ in 0..LOOKS {
+                if done(self)? {
+                    return Ok(());
+                }
+                if drives {
+                    context.drive()?;
+                } else {
+                    std::hint::spin_loop();
+                }
+            }
+            let ended = self.qp.check();
+            // What came before the end is there now.
+            if ended.is_err() && done(self)? {
+                return Ok(());
+            }
+            ended?;
+            if begin.elapsed() >= timeout {
+                return Err(Error::TimedOut { what: what.into(), after: timeout });
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// Copies the payload of a message to where the program wants it, whose length is the message's.
+    fn copy_out(&self, received: &Received, into: &mut [u8]) -> Result<()> {
+        if received.flags & Record::INLINE != 0 {
+            let Some(from) = received.inline.get(..into.len()) else { return Err(self.outside()) };
+            into.copy_from_slice(from);
+            return Ok(());
+        }
+        let Own { geometry, control, .. } = &self.qp.memory.own;
+        let (base, bytes): (NonNull<u8>, usize) = match &self.qp.memory.inbound {
+            _ if received.flags & Record::LANDING != 0 => {
+                let offset = geometry.control_landing_offset();
+                let bytes = (abi::PUSHGATE_UNIT as usize) << geometry.landing_log;
+                if offset + bytes > control.len() {
+                    return Err(self.outside());
+                }
+                // SAFETY: the offset lies within the segment, checked above.
+                (unsafe { control.as_ptr().add(offset) }, bytes)
+            }
+            InboundPayload::Window(window) => (window.as_ptr(), window.len()),
+            InboundPayload::Mirror(mirror) => (mirror.as_ptr(), mirror.len()),
+        };
+        let at = received.place as usize * abi::PUSHGATE_UNIT as usize;
+        if at.checked_add(into.len()).is_none_or(|end| end > bytes) {
+            return Err(self.outside());
+        }
+        // SAFETY: the source lies within mapped memory, checked above, which `self.qp` keeps mapped. The record was read with acquire,
+        // and the peer leaves the place alone until it is released; a peer that does not spoils the bytes of its own message alone.
+        unsafe { std::ptr::copy_nonoverlapping(base.as_ptr().add(at), into.as_mut_ptr(), into.len()) };
+        Ok(())
+    }
+
+    /// The error for a record that names a place which its memory does not have.
+    fn outside(&self) -> Error {
+        Error::Mismatch {
+            rank: self.qp.peer(),
+            reason: "a receive record names a place outside of its memory".into(),
+        }
+    }
+}
+
+/// A signal, its index and value checked.
+fn checked((index, value): (u32, u64)) -> Result<(u32, u64)> {
+    if index >= abi::PUSHGATE_MAX_SIGNALS {
+        return Err(Error::config("signal", index, format!("less than {}", abi::PUSHGATE_MAX_SIGNALS)));
+    }
+    if value > abi::PUSHGATE_SIGNAL_MAX {
+        return Err(Error::config("value", value, "less than 2^56"));
+    }
+    Ok((index, value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Comm, Context, QpConfig, Settings};
+
+    /// Two ends of one queue pair, the queue pairs, and what they were made with.
+    struct Pair {
+        ends: [HostEnd; 2],
+        context: Context,
+        _comms: Vec<Comm>,
+    }
+
+    fn pair(settings: &[(&str, &str)]) -> Pair {
+        let mut all = Settings::default();
+        for (name, value) in [("device", "cpu"), ("timeout", "60s")].iter().chain(settings) {
+            all.set(name, value).unwrap();
+        }
+        let context = Context::builder().settings(all).build().unwrap();
+        let comms = Comm::local(&context, 2).unwrap();
+        let make = |comm: &Comm| {
+            let qp = Arc::new(comm.queue_pair(1 - comm.rank(), 0, QpConfig::default()).unwrap());
+            qp.host_end().unwrap()
+        };
+        let ends = std::thread::scope(|s| {
+            let second = s.spawn(|| make(&comms[1]));
+            [make(&comms[0]), second.join().unwrap()]
+        });
+        Pair { ends, context, _comms: comms }
+    }
+
+    fn bytes(length: usize, seed: usize) -> Vec<u8> {
+        (0..length).map(|i| (i * 31 + seed) as u8).collect()
+    }
+
+    fn messages_arrive(settings: &[(&str, &str)]) {
+        let Pair { ends: [mut sender, mut receiver], .. } = pair(settings);
+        let lengths = [0, 1, 40, 41, 64, 4095, 100_000];
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                // More than the window holds, several times.
+                for i in 0..210 {
+                    sender.send(&bytes(lengths[i % lengths.len()], i), i as u32).unwrap();
+                }
+                sender.flush().unwrap();
+            });
+            let mut into = vec![0; 100_000];
+            for i in 0..210 {
+                let message = receiver.recv(&mut into).unwrap();
+                let length = lengths[i % lengths.len()];
+                assert_eq!(message, HostMessage { length, tag: i as u32 });
+                assert!(into[..length] == bytes(length, i), "message {i}");
+            }
+        });
+        assert_eq!(receiver.try_recv(&mut []).unwrap(), None);
+    }
+
+    #[test]
+    fn messages_of_every_length_arrive_in_order() {
+        messages_arrive(&[]);
+    }
+
+    #[test]
+    fn messages_arrive_where_the_program_drives_the_engine() {
+        messages_arrive(&[("drive", "caller")]);
+    }
+
+    #[test]
+    fn p3_what_is_put_is_there_when_its_signal_is() {
+        let Pair { ends: [mut from, mut to], context, .. } = pair(&[]);
+        let memory = context.shared("put", 4096).unwrap();
+        let key = to.queue_pair().register_shared(&memory).unwrap();
+        for (round, length) in [8, 16, 24, 1000, 3000].into_iter().enumerate() {
+            let value = round as u64 + 1;
+            from.put(key, 64, &bytes(length, round), Some((3, value))).unwrap();
+            to.wait_signal(3, value).unwrap();
+            // SAFETY: the peer has put its bytes before the signal, and puts no others before the next round.
+            let got = unsafe { std::slice::from_raw_parts(memory.as_ptr().as_ptr().add(64), length) };
+            assert!(got == bytes(length, round), "round {round}");
+        }
+        from.put(key, 0, b"quiet", None).unwrap();
+        from.signal(4, 9).unwrap();
+        to.wait_signal(4, 9).unwrap();
+        assert_eq!((to.signal_value(3).unwrap(), to.signal_value(5).unwrap()), (5, 0));
+    }
+
+    #[test]
+    fn a_message_that_does_not_fit_stays_the_next_one() {
+        let Pair { ends: [mut sender, mut receiver], .. } = pair(&[]);
+        sender.send(&bytes(100, 1), 1).unwrap();
+        sender.send(b"two", 2).unwrap();
+        sender.flush().unwrap();
+        let mut into = [0; 100];
+        let refused = receiver.recv(&mut into[..99]).unwrap_err();
+        assert!(refused.is_config() && refused.to_string().contains("expected 100 or more"), "{refused}");
+        assert_eq!(receiver.recv(&mut into).unwrap().tag, 1);
+        assert!(into[..] == bytes(100, 1));
+        assert_eq!(receiver.recv(&mut into).unwrap(), HostMessage { length: 3, tag: 2 });
+    }
+
+    #[test]
+    fn p7_waits_end_with_the_cause_or_after_the_timeout() {
+        let Pair { mut ends, .. } = pair(&[("timeout", "200ms"), ("recover", "0")]);
+        let [first, second] = &mut ends;
+        assert!(matches!(first.wait_signal(0, 1), Err(Error::TimedOut { .. })));
+        assert!(matches!(first.recv(&mut [0; 8]), Err(Error::TimedOut { .. })));
+        second.send(b"before", 0).unwrap();
+        second.flush().unwrap();
+        second.queue_pair().abort().unwrap();
+        // What came before the end is still received.
+        assert_eq!(first.recv(&mut [0; 8]).unwrap().length, 6);
+        for end in [first, second] {
+            assert!(matches!(end.recv(&mut [0; 8]), Err(Error::Aborted { .. })));
+            assert!(matches!(end.wait_signal(0, 1), Err(Error::Aborted { .. })));
+        }
+    }
+
+    #[test]
+    fn p8_arguments_that_are_not_allowed_are_refused_and_a_queue_pair_gives_its_end_once() {
+        let Pair { ends: [mut end, _other], .. } = pair(&[("window-size", "4K")]);
+        let refused = |done: Result<bool>| assert!(done.unwrap_err().is_config());
+        refused(end.try_send(&[0; 4097], 0));
+        refused(end.try_put(0, 1 << 56, &[], None));
+        refused(end.try_put(0, 0, &[], Some((1 << 16, 1))));
+        refused(end.try_signal(0, 1 << 56));
+        assert!(end.signal_value(64).unwrap_err().is_config());
+        assert!(end.qp.host_end().err().unwrap().is_config());
+        end.queue_pair().check().unwrap();
+    }
+}
