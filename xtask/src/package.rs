@@ -1,4 +1,4 @@
-//! The Debian package: the command, headers and manual, and the kernel module's sources for dkms.
+//! The Debian package: the command, the C library, headers and manual, and the kernel module's sources for dkms.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::Mode;
 
 use crate::files::put;
+use crate::install;
 use crate::paths::Paths;
 use crate::process::{self, Redirect};
 use crate::programs;
@@ -22,15 +23,18 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Files that are packaged unchanged: where they lie in the repository, and where in the package.
 const FILES: &[(&str, &str)] = &[
-    ("driver-shim/include/pushgate/abi.h", "usr/include/pushgate/abi.h"),
-    ("gpu-kernels/include/pushgate/arch.cuh", "usr/include/pushgate/arch.cuh"),
-    ("gpu-kernels/include/pushgate/device.cuh", "usr/include/pushgate/device.cuh"),
     ("driver-shim/include/uapi/pushgate.h", "usr/include/uapi/pushgate.h"),
     ("packaging/60-pushgate.rules", "usr/lib/udev/rules.d/60-pushgate.rules"),
     ("packaging/pushgate-proxy.service", "usr/lib/systemd/user/pushgate-proxy.service"),
     ("packaging/pushgate-proxy.socket", "usr/lib/systemd/user/pushgate-proxy.socket"),
     ("packaging/copyright", "usr/share/doc/pushgate/copyright"),
+    ("examples/c/put.c", "usr/share/doc/pushgate/examples/put.c"),
+    ("examples/c/put.cu", "usr/share/doc/pushgate/examples/put.cu"),
+    ("examples/c/CMakeLists.txt", "usr/share/doc/pushgate/examples/CMakeLists.txt"),
 ];
+
+/// Debian's folder of libraries, below /usr.
+const LIBDIR: &str = "lib/x86_64-linux-gnu";
 
 /// Shells, and where each looks for the completions that packages bring.
 const COMPLETIONS: &[(&str, &str)] = &[
@@ -140,6 +144,7 @@ impl Maker<'_> {
             put(&tree.join(to), &self.read(from)?)?;
         }
         self.module(&tree.join(format!("usr/src/pushgate-{VERSION}")))?;
+        self.c_library(tree)?;
         self.packed(&tree.join("usr/share/doc/pushgate/changelog.gz"), &self.read("packaging/changelog")?)?;
         self.packed(&tree.join("usr/share/man/man4/pushgate.4.gz"), &self.manual()?)?;
         let built = self.command(&tree.join("usr/bin/pushgate"))?;
@@ -162,6 +167,23 @@ impl Maker<'_> {
             }
         }
         put(&folder.join("include/uapi/pushgate.h"), &self.read("driver-shim/include/uapi/pushgate.h")?)
+    }
+
+    /// Puts in the C library with its headers, its manual, and what pkg-config and CMake look for.
+    fn c_library(&self, tree: &Path) -> Result<()> {
+        let target = install::Target {
+            prefix: "/usr".into(),
+            destdir: Some(tree.to_path_buf()),
+            libdir: LIBDIR.into(),
+        };
+        install::run(self.paths, &target, self.guard)?;
+        let pages = tree.join("usr/share/man/man3");
+        for (name, _) in files(&pages)? {
+            let page = pages.join(&name);
+            self.packed(&pages.join(format!("{name}.gz")), &fs::read(&page)?)?;
+            fs::remove_file(&page)?;
+        }
+        Ok(())
     }
 
     /// Makes the page of section 4. Its first heading is omitted, because the page's header says
@@ -239,6 +261,11 @@ impl Maker<'_> {
             put(&folder.join(script), text.replace("@VERSION@", VERSION).as_bytes())?;
             set_mode(&folder.join(script), 0o755)?;
         }
+        // For packages of programs that link the library; and the loader learns of it.
+        let interface =
+            install::interface(&String::from_utf8(self.read("c-api/libpushgate.map")?)?)?.to_string();
+        put(&folder.join("shlibs"), format!("libpushgate {interface} pushgate (>= {VERSION})\n").as_bytes())?;
+        put(&folder.join("triggers"), b"activate-noawait ldconfig\n")?;
         let bytes: u64 = files.iter().map(|(_, bytes)| bytes).sum();
         let control = format!(
             "Package: pushgate\n\
@@ -254,9 +281,10 @@ impl Maker<'_> {
              Kernels on a GPU store their payload into a window, and a proxy releases each\n \
              message to a queue pair once nothing can stop it.\n \
              .\n \
-             This package has the command, the headers for device code, and the kernel\n \
-             module as sources for dkms: a PCI function's BAR, and kernel pages that\n \
-             outlive a process, as windows. Members of the group pushgate may use them.\n",
+             This package has the command, the library for programs in C, the headers for\n \
+             device code, and the kernel module as sources for dkms: a PCI function's BAR,\n \
+             and kernel pages that outlive a process, as windows. Members of the group\n \
+             pushgate may use them.\n",
             changelog.field("Maintainer")?,
             bytes.div_ceil(1024),
             self.libraries(tree)?,
@@ -264,13 +292,14 @@ impl Maker<'_> {
         put(&folder.join("control"), control.as_bytes())
     }
 
-    /// The packages of the libraries that the command links.
+    /// The packages of the libraries that the command and the C library link.
     fn libraries(&self, tree: &Path) -> Result<String> {
         // The program must run where a source package lies.
         let stub = self.out.join("stub");
         put(&stub.join("debian/control"), b"Source: pushgate\n\nPackage: pushgate\nArchitecture: amd64\n")?;
-        let program = tree.join("usr/bin/pushgate");
-        let said = self.capture("dpkg-shlibdeps", &stub, &["-O", &program.display().to_string()])?;
+        let program = tree.join("usr/bin/pushgate").display().to_string();
+        let library = tree.join("usr").join(LIBDIR).join("libpushgate.so").display().to_string();
+        let said = self.capture("dpkg-shlibdeps", &stub, &["-O", &program, &library])?;
         let depends = said.lines().find_map(|line| line.strip_prefix("shlibs:Depends="));
         Ok(depends.context("dpkg-shlibdeps names no library of the command")?.into())
     }
@@ -286,7 +315,7 @@ fn set_mode(file: &Path, mode: u32) -> Result<()> {
     Ok(())
 }
 
-/// All files below a folder, as paths within it, with their lengths.
+/// All files below a folder that are no links, as paths within it, with their lengths.
 fn files(tree: &Path) -> Result<Vec<(String, u64)>> {
     let mut found = Vec::new();
     let mut folders = vec![tree.to_path_buf()];
@@ -295,6 +324,9 @@ fn files(tree: &Path) -> Result<Vec<(String, u64)>> {
             let entry = entry?;
             if entry.file_type()?.is_dir() {
                 folders.push(entry.path());
+                continue;
+            }
+            if entry.file_type()?.is_symlink() {
                 continue;
             }
             let name = entry.path().strip_prefix(tree)?.to_string_lossy().into_owned();

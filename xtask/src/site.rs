@@ -40,6 +40,7 @@ const ORDER: &[(&str, &[&str])] = &[
             "docs/clusters.md",
             "docs/nccl.md",
             "docs/device-api.md",
+            "docs/c-api.md",
             "docs/operations.md",
             "docs/glossary.md",
         ],

@@ -153,11 +153,11 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "bindings",
-        budget: 24,
+        budget: 32,
         when: When::Default,
         lane: Lane::Beside,
         needs: &[Need::Libclang, Need::Rustfmt],
-        about: "abi.rs is what bindgen makes of abi.h, and the verbs bindings what it makes of verbs.h",
+        about: "abi.rs is what bindgen makes of abi.h, the verbs bindings what it makes of verbs.h, the C API's header what cbindgen makes",
         run: |bench| {
             bench.skips.extend(bindings::without_verbs());
             passed(bindings::run(&bench.paths, true, bench.guard))
@@ -180,6 +180,25 @@ pub const STEPS: &[Step] = &[
         needs: &[Need::Cxx],
         about: "all unit and integration tests",
         run: tests,
+    },
+    Step {
+        name: "c-api",
+        budget: 25,
+        when: When::Default,
+        lane: Lane::Main,
+        needs: C_API_NEEDS,
+        about: "libpushgate.so installed into a folder: its symbols, its manual, programs in C against it, wrong calls under ASan and valgrind",
+        run: |bench| {
+            bench.cargo(&[
+                "test",
+                "--release",
+                "--package",
+                "pushgate-c",
+                "--test",
+                "installed",
+                "--no-fail-fast",
+            ])
+        },
     },
     Step {
         name: "loom",
@@ -336,6 +355,9 @@ pub const STEPS: &[Step] = &[
         run: |bench| allreduce(bench, 8, "1M,16M", &[]),
     },
 ];
+
+/// What installing the C library needs, and what programs are built and run with against it.
+const C_API_NEEDS: &[Need] = &[Need::Cxx, Need::Strip, Need::CBuild, Need::Valgrind];
 
 /// The names of all steps.
 pub fn names() -> impl Iterator<Item = &'static str> {

@@ -13,6 +13,7 @@ pub const PACKAGE_NEEDS: &[Need] = &[
     Need::Cxx,
     Need::Packaging,
     Need::Installing,
+    Need::CBuild,
 ];
 
 /// One suite of the table.

@@ -136,6 +136,14 @@ inside bash -n /usr/share/bash-completion/completions/pushgate || fail "the comp
 inside test -r /usr/include/pushgate/device.cuh
 echo '#include <uapi/pushgate.h>' | inside gcc -fsyntax-only -x c -
 printf '#include <pushgate/device.cuh>\n' | inside g++ -std=c++17 -fsyntax-only -x c++ -
+# A program in C, with nothing but what the package has.
+inside pkg-config --modversion pushgate >/tmp/said || fail "pkg-config does not know it"
+printf '#include <pushgate/pushgate.h>\nint main(void) { return pushgate_interface() != PUSHGATE_INTERFACE; }\n' >"$root/tmp/in-c.c"
+inside sh -c 'gcc -std=c99 /tmp/in-c.c $(pkg-config --cflags --libs pushgate) -o /tmp/in-c && /tmp/in-c' || fail "a program in C"
+readelf -d "$root/tmp/in-c" | tee /tmp/said | grep NEEDED
+says "libpushgate.so.0.2"
+MANWIDTH=100 inside man 3 pushgate_kernel_launch >/tmp/said
+for words in "#include <pushgate/pushgate.h>" "struct pushgate_kernel **running" "RETURN VALUE"; do says "$words"; done
 
 step inside dpkg --remove pushgate
 [ ! -d /sys/module/pushgate ] || fail "the module is still loaded although it is not in use"
@@ -144,11 +152,12 @@ step inside dpkg --purge pushgate
 ! inside getent group pushgate || fail "the group is still there"
 ! inside dpkg-query --show pushgate 2>/dev/null || fail "dpkg still knows the package"
 
-# Without what other programs keep: dpkg's records, man's index, the key with which dkms signs modules, and
-# the list of groups from before the last change.
+# Without what other programs keep: dpkg's records, man's index, the key with which dkms signs modules, the
+# list of groups from before the last change, and the loader's cache of libraries.
 left | sort | tee /run/out/left.txt | grep -vE \
     -e '^(new|changed): root var/(lib/dpkg/|log/dpkg\.log$|cache/man/)' \
     -e '^new: root var/lib/dkms/mok\.(key|pub)$' \
-    -e '^(new|changed): root etc/(group|gshadow)-$' >/tmp/said || true
+    -e '^(new|changed): root etc/(group|gshadow)-$' \
+    -e '^(new|changed): root (etc/ld\.so\.cache|var/cache/ldconfig/aux-cache)$' >/tmp/said || true
 cat /tmp/said
 [ ! -s /tmp/said ] || fail "that is left behind"
