@@ -114,7 +114,7 @@ pub(crate) fn words(code: c_int) -> &'static CStr {
         PUSHGATE_E_MISMATCH => c"two ends do not fit together",
         PUSHGATE_E_ARGUMENT => c"an argument is wrong",
         PUSHGATE_E_HANDLE => c"a handle is wrong",
-        PUSHGATE_E_BUSY => c"the handle is in use",
+        PUSHGATE_E_BUSY => c"it is in use",
         PUSHGATE_E_AGAIN => c"not yet",
         PUSHGATE_E_INTERNAL => c"a fault of the library",
         _ => c"an unknown number",

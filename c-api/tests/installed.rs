@@ -94,9 +94,9 @@ fn the_calls_of_the_header_leave_the_library_and_nothing_else() {
     let mut names: BTreeSet<String> =
         symbols.lines().map(|line| line.rsplit(' ').next().unwrap().to_string()).collect();
     assert!(names.remove("PUSHGATE_0.2"), "{symbols}");
-    let wanted = declared().into_iter().map(|name| format!("{name}@@PUSHGATE_0.2")).collect();
-    assert_eq!(names, wanted);
-    assert!(names.len() >= 50);
+    let wanted: BTreeSet<_> = declared().iter().map(|name| format!("{name}@@PUSHGATE_0.2")).collect();
+    let differ: Vec<_> = names.symmetric_difference(&wanted).collect();
+    assert!(differ.is_empty() && names.len() >= 60, "{} calls, {differ:?}", names.len());
     let dynamic = run(Command::new("readelf").arg("-d").arg(&library));
     assert!(dynamic.contains("[libpushgate.so.0.2]"), "{dynamic}");
     assert!(header().contains("#define PUSHGATE_INTERFACE 2\n"));

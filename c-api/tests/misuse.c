@@ -135,6 +135,27 @@ static void texts(void)
 	TRUE(strcmp(pushgate_last_message(), "") == 0);
 }
 
+static unsigned lines;
+static pthread_mutex_t one_line = PTHREAD_MUTEX_INITIALIZER;
+
+static void take_line(void *argument, uint32_t level, const char *line)
+{
+	TRUE(argument == &lines);
+	TRUE(level >= PUSHGATE_LOG_ERROR && level <= PUSHGATE_LOG_TRACE);
+	TRUE(strlen(line) > 8 && strchr(line, '\n') == NULL);
+	pthread_mutex_lock(&one_line);
+	lines++;
+	pthread_mutex_unlock(&one_line);
+}
+
+static void the_log(void)
+{
+	REFUSE(ARGUMENT, pushgate_log_start("\xff", take_line, &lines));
+	REFUSE(CONFIG, pushgate_log_start("pushgate=loud", take_line, &lines));
+	DO(pushgate_log_start("info", take_line, &lines));
+	REFUSE(BUSY, pushgate_log_start("info", take_line, &lines));
+}
+
 static void contexts(void)
 {
 	pushgate_context_options options = cpu_options();
@@ -778,7 +799,10 @@ int main(void)
 	unsetenv("PUSHGATE_RANK");
 	unsetenv("PUSHGATE_RANKS");
 	texts();
+	the_log();
 	contexts();
+	/* A context says which device it took, and why. */
+	TRUE(lines > 0);
 	DO(pushgate_memory_alloc_device(context, 4096, &memory));
 	a_context();
 	communicators();

@@ -154,6 +154,31 @@
 #define PUSHGATE_E_INTERNAL 68
 
 /**
+ * Something failed, and the library goes on without.
+ */
+#define PUSHGATE_LOG_ERROR 1
+
+/**
+ * Something that a person should look at.
+ */
+#define PUSHGATE_LOG_WARN 2
+
+/**
+ * What was chosen, and why.
+ */
+#define PUSHGATE_LOG_INFO 3
+
+/**
+ * What helps to find a fault.
+ */
+#define PUSHGATE_LOG_DEBUG 4
+
+/**
+ * Everything.
+ */
+#define PUSHGATE_LOG_TRACE 5
+
+/**
  * The interface that this header describes: its major number above bit 16, its minor number below. Programs that were built
  * for a minor number run with every later one of the same major number; as long as the major number is 0, a new minor number
  * is a new interface, with a new name of the library.
@@ -266,6 +291,13 @@ typedef struct pushgate_region pushgate_region;
  * one.
  */
 typedef struct pushgate_stream pushgate_stream;
+
+/**
+ * Takes a line of the log, without an end of line. `level` is a PUSHGATE_LOG_ number; `line` is valid for the call alone.
+ *
+ * Any thread of the library calls it, several at once. It returns soon, throws nothing, and calls nothing of the library.
+ */
+typedef void (*pushgate_log_write)(void *argument, uint32_t level, const char *line);
 
 /**
  * A setting by its name, as docs/operations.md lists them: `qp`, `window-size` or `window_size`.
@@ -402,6 +434,19 @@ const char *pushgate_strerror(int code);
  * failed. Never NULL; valid until the next call of this thread that fails, and until the thread ends.
  */
 const char *pushgate_last_message(void);
+
+/**
+ * Shows the library's log from now on, which is silent without this call. A process calls it once; PUSHGATE_E_BUSY later, and where
+ * the program has a log of Rust's crate tracing already.
+ *
+ * @param filter    Levels (error, warn, info, debug, trace, off), each alone or behind CRATE=, with commas between. NULL: what the
+ *                  variable PUSHGATE_LOG says, else warn.
+ * @param write     Takes the lines. NULL: they go to stderr.
+ * @param argument  Goes to `write`; it is valid, for every thread, to the process's end.
+ */
+int pushgate_log_start(const char *filter,
+                       pushgate_log_write write,
+                       void *argument);
 
 /**
  * The release of the library, as in `0.1.0 (commit 0123456789ab)`. Never NULL; the text is valid for ever.
