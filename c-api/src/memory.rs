@@ -86,8 +86,8 @@ pub unsafe extern "C" fn pushgate_memory_alloc_device(
     call(|| unsafe { create(context, memory, |c| Ok(Place::Device(c.alloc(size_of_new(size)?)?))) })
 }
 
-/// Makes host memory of the program's own accessible to kernels, and to peers by a region. The memory stays mapped until this handle
-/// is closed. Regions in it need `proxy = thread`.
+/// Makes host memory of the program's own accessible to kernels, and to peers by a region. The program keeps it mapped until this
+/// handle is closed. Regions in it need `proxy = thread`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pushgate_memory_use_host(
     context: *const pushgate_context,
@@ -109,8 +109,8 @@ pub unsafe extern "C" fn pushgate_memory_use_host(
     })
 }
 
-/// Names memory of the device that another library allocated, as by cudaMalloc, so that a region can be made of it. The memory stays
-/// allocated until this handle is closed. Regions in it need `proxy = thread`.
+/// Names memory of the device that another library allocated, as by cudaMalloc, so that a region can be made of it. The program
+/// keeps it allocated until this handle is closed. Regions in it need `proxy = thread`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pushgate_memory_use_device(
     context: *const pushgate_context,

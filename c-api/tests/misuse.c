@@ -286,6 +286,39 @@ static void a_context(void)
 	TRUE(i < count && counters[i].value == 0);
 }
 
+/* The second rank of an id, and what both exchange. */
+static void *join_by_id(void *id)
+{
+	pushgate_comm *comm;
+	uint64_t mine = 22, all[2];
+
+	DO(pushgate_comm_connect_id(context, id, 1, 2, &comm));
+	DO(pushgate_comm_all_gather(comm, &mine, sizeof mine, all, sizeof all));
+	TRUE(all[0] == 11 && all[1] == 22);
+	DO(pushgate_comm_barrier(comm));
+	DO(pushgate_comm_close(comm));
+	return NULL;
+}
+
+static void two_ranks(void)
+{
+	pushgate_unique_id id;
+	pushgate_comm *comm;
+	pthread_t second;
+	uint64_t mine = 11, all[2] = {0, 0};
+
+	DO(pushgate_unique_id_create(context, &id));
+	TRUE(pthread_create(&second, NULL, join_by_id, &id) == 0);
+	DO(pushgate_comm_connect_id(context, &id, 0, 2, &comm));
+	/* The program's bytes may lie where all of them go. */
+	all[0] = mine;
+	DO(pushgate_comm_all_gather(comm, all, sizeof mine, all, sizeof all));
+	TRUE(all[0] == 11 && all[1] == 22);
+	DO(pushgate_comm_barrier(comm));
+	TRUE(pthread_join(second, NULL) == 0);
+	DO(pushgate_comm_close(comm));
+}
+
 static void *join_second(void *unused)
 {
 	(void)unused;
@@ -806,6 +839,7 @@ int main(void)
 	DO(pushgate_memory_alloc_device(context, 4096, &memory));
 	a_context();
 	communicators();
+	two_ranks();
 	queue_pairs();
 	memories();
 	regions();

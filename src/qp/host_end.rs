@@ -282,6 +282,8 @@ fn checked((index, value): (u32, u64)) -> Result<(u32, u64)> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicU64;
+
     use super::*;
     use crate::{Comm, Context, QpConfig, Settings};
 
@@ -363,6 +365,36 @@ mod tests {
         from.signal(4, 9).unwrap();
         to.wait_signal(4, 9).unwrap();
         assert_eq!((to.signal_value(3).unwrap(), to.signal_value(5).unwrap()), (5, 0));
+    }
+
+    #[test]
+    fn what_is_put_lands_in_memory_of_the_program_as_host_and_as_device_memory() {
+        let Pair { ends: [mut from, mut to], context, .. } = pair(&[]);
+        let words: Vec<AtomicU64> = (0..64).map(|_| AtomicU64::new(0)).collect();
+        let at = NonNull::from(&words[0]).cast::<u8>();
+        let held = |first: usize| words[first..first + 2].iter().map(|w| w.load(Ordering::Acquire));
+        // SAFETY: atomics outlive the regions, which are deregistered below; nothing else accesses them meanwhile.
+        unsafe {
+            let memory = context.register_host(at, 512).unwrap();
+            assert_eq!((memory.len(), memory.as_ptr()), (512, at));
+            let key = to.queue_pair().register_host(&memory).unwrap();
+            from.put(key, 8, &7u64.to_ne_bytes(), Some((0, 1))).unwrap();
+            to.wait_signal(0, 1).unwrap();
+            assert!(held(0).eq([0, 7]));
+            assert!(to.queue_pair().deregister(key).unwrap());
+            // On this device an address of the host is one of the device.
+            let key = to.queue_pair().register_device(memory.device_addr() + 256, 256).unwrap();
+            from.put(key, 8, &9u64.to_ne_bytes(), Some((0, 2))).unwrap();
+            to.wait_signal(0, 2).unwrap();
+            assert!(held(32).eq([0, 9]) && held(0).eq([0, 7]));
+            assert!(to.queue_pair().deregister(key).unwrap());
+            // What has no bytes, and what leaves the address space.
+            assert!(context.register_host(at, 0).unwrap_err().is_config());
+            assert!(context.register_host(at, usize::MAX).unwrap_err().is_config());
+            for (address, bytes) in [(0, 8), (4096, 0), (u64::MAX - 7, 16)] {
+                assert!(to.queue_pair().register_device(address, bytes).unwrap_err().is_config());
+            }
+        }
     }
 
     #[test]

@@ -672,8 +672,8 @@ int pushgate_memory_alloc_device(const struct pushgate_context *context,
                                  struct pushgate_memory **memory);
 
 /**
- * Makes host memory of the program's own accessible to kernels, and to peers by a region. The memory stays mapped until this handle
- * is closed. Regions in it need `proxy = thread`.
+ * Makes host memory of the program's own accessible to kernels, and to peers by a region. The program keeps it mapped until this
+ * handle is closed. Regions in it need `proxy = thread`.
  */
 int pushgate_memory_use_host(const struct pushgate_context *context,
                              void *pointer,
@@ -681,8 +681,8 @@ int pushgate_memory_use_host(const struct pushgate_context *context,
                              struct pushgate_memory **memory);
 
 /**
- * Names memory of the device that another library allocated, as by cudaMalloc, so that a region can be made of it. The memory stays
- * allocated until this handle is closed. Regions in it need `proxy = thread`.
+ * Names memory of the device that another library allocated, as by cudaMalloc, so that a region can be made of it. The program
+ * keeps it allocated until this handle is closed. Regions in it need `proxy = thread`.
  */
 int pushgate_memory_use_device(const struct pushgate_context *context,
                                uint64_t address,
