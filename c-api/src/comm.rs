@@ -65,7 +65,7 @@ pub unsafe extern "C" fn pushgate_comm_connect(
 }
 
 /// Joins the job that a launcher started this process for: `pushgate run`, torchrun, mpirun, srun, or the variables
-/// PUSHGATE_RANK and PUSHGATE_RANKS. Waits for all ranks.
+/// PUSHGATE_RANK and PUSHGATE_RANKS. Waits for all ranks. No other thread changes the environment meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pushgate_comm_from_environment(
     context: *const pushgate_context,

@@ -103,6 +103,8 @@ pub extern "C" fn pushgate_interface() -> u32 {
 
 /// Opens the device and starts the engine, or joins the proxy's process.
 ///
+/// The call reads the environment: no other thread changes it meanwhile, as by setenv.
+///
 /// @param options  NULL: the settings of the settings file and of the environment.
 /// @param context  The result; NULL after an error.
 #[unsafe(no_mangle)]

@@ -461,6 +461,8 @@ uint32_t pushgate_interface(void);
 /**
  * Opens the device and starts the engine, or joins the proxy's process.
  *
+ * The call reads the environment: no other thread changes it meanwhile, as by setenv.
+ *
  * @param options  NULL: the settings of the settings file and of the environment.
  * @param context  The result; NULL after an error.
  */
@@ -538,7 +540,7 @@ int pushgate_comm_connect(const struct pushgate_context *context,
 
 /**
  * Joins the job that a launcher started this process for: `pushgate run`, torchrun, mpirun, srun, or the variables
- * PUSHGATE_RANK and PUSHGATE_RANKS. Waits for all ranks.
+ * PUSHGATE_RANK and PUSHGATE_RANKS. Waits for all ranks. No other thread changes the environment meanwhile.
  */
 int pushgate_comm_from_environment(const struct pushgate_context *context,
                                    struct pushgate_comm **comm);
