@@ -19,6 +19,7 @@
 
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::fdpass::drop_elsewhere;
@@ -126,19 +127,27 @@ fn look(socket: BorrowedFd<'_>) -> Look {
 pub fn pair() -> io::Result<(Bell, Ringer)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    let bell = Bell { end: End::new(ours, false), silent: AtomicBool::new(false) };
+    let bell = Bell::new(End::new(ours, false));
     // The ringer is made for another process.
     Ok((bell, Ringer(End::new(theirs, true))))
 }
 
-/// The sleeper's end of a doorbell. All calls may be made from any thread; none blocks.
+/// The sleeper's end of a doorbell. A clone is the same end and takes no descriptor: the last one that is dropped closes
+/// the socket. All calls may be made from any thread; none blocks.
+#[derive(Clone, Debug)]
+pub struct Bell(Arc<Sleeper>);
+
 #[derive(Debug)]
-pub struct Bell {
+struct Sleeper {
     end: End,
     silent: AtomicBool,
 }
 
 impl Bell {
+    fn new(end: End) -> Bell {
+        Bell(Arc::new(Sleeper { end, silent: AtomicBool::new(false) }))
+    }
+
     /// Takes over a bell that another process made for us. Fails with `InvalidInput` unless the
     /// descriptor is a Unix socket of type `SOCK_SEQPACKET`.
     ///
@@ -146,21 +155,21 @@ impl Bell {
     /// up (its own FUSE mount, or `userfaultfd`) holds up our read too. So drain such a bell on a
     /// thread that works for that process only. A ringer's end has no such effect.
     pub fn from_fd(fd: OwnedFd) -> io::Result<Bell> {
-        Ok(Bell { end: End::from_fd(fd)?, silent: AtomicBool::new(false) })
+        End::from_fd(fd).map(Bell::new)
     }
 
     /// The descriptor that becomes readable when the bell is rung; `None` once the bell can never
     /// be rung again.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         // A hint about our own descriptor; it orders nothing.
-        (!self.silent.load(Ordering::Relaxed)).then(|| self.end.fd())
+        (!self.0.silent.load(Ordering::Relaxed)).then(|| self.0.end.fd())
     }
 
     /// The descriptor, to be handed to the process that is to sleep.
     pub fn handle(&self) -> BorrowedFd<'_> {
         // Only the drop reads this, and it has the bell to itself.
-        self.end.shared.store(true, Ordering::Relaxed);
-        self.end.fd()
+        self.0.end.shared.store(true, Ordering::Relaxed);
+        self.0.end.fd()
     }
 
     /// Takes the rings that have arrived; true if there were any.
@@ -169,14 +178,14 @@ impl Bell {
             return false;
         }
         for n in 0..RINGS {
-            match look(self.end.fd()) {
+            match look(self.0.end.fd()) {
                 Look::Message { bytes: 1.. } => {
-                    let _ = recv(self.end.fd(), &mut [0; 1], RecvFlags::DONTWAIT);
+                    let _ = recv(self.0.end.fd(), &mut [0; 1], RecvFlags::DONTWAIT);
                 }
                 Look::Nothing => return n > 0,
                 // The other end is closed, or sent something that our ringers never send.
                 Look::Message { bytes: 0 } | Look::Descriptors | Look::Error => {
-                    self.silent.store(true, Ordering::Relaxed);
+                    self.0.silent.store(true, Ordering::Relaxed);
                     return n > 0;
                 }
             }

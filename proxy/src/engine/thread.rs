@@ -190,15 +190,17 @@ impl Driver {
         let bells = self.outside.iter().chain(self.machine.bells());
         let (bells, mut fds): (Vec<_>, Vec<_>) = bells.filter_map(|b| Some((b, b.fd()?))).unzip();
         let quiet = self.machine.wakes(&mut fds);
-        (bells, fds, if quiet { limit.min(QUIET) } else { limit })
+        (bells, fds, asleep_for(limit, quiet))
     }
 
     /// What wakes the engine, for a thread that does not keep the driver meanwhile, and how long of `limit` that thread may
     /// sleep. To be called behind [`Driver::falls_asleep`].
     pub(super) fn wakers(&self, limit: Duration) -> std::io::Result<Wakers> {
-        let (_, fds, limit) = self.bells(limit);
+        let bells = self.outside.iter().chain(self.machine.bells()).cloned().collect();
+        let mut fds = Vec::new();
+        let quiet = self.machine.wakes(&mut fds);
         let fds = fds.into_iter().map(|fd| fd.try_clone_to_owned()).collect::<std::io::Result<_>>()?;
-        Ok(Wakers { bell: self.bell.clone(), fds, limit })
+        Ok(Wakers { bell: self.bell.clone(), bells, fds, limit: asleep_for(limit, quiet) })
     }
 
     /// Takes what has rung. What rings for is found by the pass or the look at the work that follows.
@@ -252,10 +254,18 @@ impl Driver {
     }
 }
 
-/// What wakes an engine that sleeps: copies of descriptors, so the queue pairs may go meanwhile.
+/// How long of `limit` an engine may sleep; `quiet`: descriptors of a link wake it only for a while.
+fn asleep_for(limit: Duration, quiet: bool) -> Duration {
+    if quiet { limit.min(QUIET) } else { limit }
+}
+
+/// What wakes an engine that sleeps, kept in place: the queue pairs may go meanwhile.
 pub(super) struct Wakers {
     /// The engine's own bell.
     bell: Arc<EventFd>,
+    /// Those that peers ring: the bells themselves, for a copy of each descriptor would take as many as there are peers.
+    bells: Vec<Bell>,
+    /// Copies of the others.
     fds: Vec<OwnedFd>,
     limit: Duration,
 }
@@ -263,7 +273,8 @@ pub(super) struct Wakers {
 impl Wakers {
     /// Blocks until the engine is woken, or as long as it may sleep.
     pub(super) fn wait(&self) -> rustix::io::Result<()> {
-        let all = self.fds.iter().map(AsFd::as_fd).chain([self.bell.as_fd()]);
+        let bells = self.bells.iter().filter_map(Bell::fd);
+        let all = self.fds.iter().map(AsFd::as_fd).chain(bells).chain([self.bell.as_fd()]);
         wait(all, self.limit).map(drop)
     }
 }

@@ -2,13 +2,18 @@
 //!
 //! Both ends of all queue pairs are here, under one engine, which the bench itself drives (`drive = caller`): one thread
 //! does everything, so that a figure is work and not the scheduler's. What one end holds is half of what the process holds.
+//!
+//! A message's time has two parts: the engine's passes, and what the program does (it posts a burst to each queue pair, then
+//! one pass is made, then it takes what has arrived). Each ring is touched by all queue pairs' turns in between, so with many
+//! peers the program's part misses the caches too. The two are told apart in runs of their own, because a look at the clock
+//! around each pass is work as well.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use pushgate::proxy::raise_open_files;
 use pushgate::settings::DriveChoice;
-use pushgate::{Comm, Context, Error, QpConfig, QueuePair};
+use pushgate::{Comm, Context, Error, QpConfig, QueuePair, Step};
 use pushgate_driver_shim::record::{Opcode, Record};
 use pushgate_proxy::producer::Producer;
 use rustix::time::{ClockId, clock_gettime};
@@ -67,6 +72,8 @@ struct Line {
     threads: u64,
     /// Nanoseconds.
     all_busy: f64,
+    /// The engine's part and the program's, nanoseconds.
+    apart: [f64; 2],
     one_busy: f64,
     idle_pass: f64,
 }
@@ -111,7 +118,7 @@ pub fn run(b: &Bench, peers: &[u64]) -> Result<()> {
     raise_open_files();
     if !b.json {
         outln!(
-            "{:>6} {:>10} {:>7} {:>8} {:>8} {:>8} {:>8} {:>9} {:>9} {:>6} {:>10}",
+            "{:>6} {:>10} {:>7} {:>8} {:>8} {:>8} {:>8} {:>9} {:>6} {:>9} {:>10} {:>9} {:>10}",
             "peers",
             "set-up us",
             "files",
@@ -120,8 +127,10 @@ pub fn run(b: &Bench, peers: &[u64]) -> Result<()> {
             "pinned K",
             "threads",
             "busy ns",
-            "one ns",
             "ratio",
+            "engine ns",
+            "program ns",
+            "one ns",
             "idle ns"
         )?;
     }
@@ -140,14 +149,15 @@ fn print(b: &Bench, line: &Line, ratio: f64) -> Result<()> {
         let line = json!({
             "bench": "peers", "peers": line.peers, "set_up_us": us, "descriptors": line.descriptors,
             "shared": line.shared, "own": line.own, "pinned": line.pinned, "threads": line.threads,
-            "all_busy_ns": line.all_busy, "one_busy_ns": line.one_busy, "ratio": ratio,
+            "all_busy_ns": line.all_busy, "ratio": ratio, "engine_ns": line.apart[0], "program_ns": line.apart[1],
+            "one_busy_ns": line.one_busy,
             "idle_pass_ns": line.idle_pass, "runs": b.runs,
         });
         outln!("{line}")?;
     } else {
         let k = |bytes: f64| bytes / 1024.0;
         outln!(
-            "{:>6} {:>10.0} {:>7.1} {:>8.0} {:>8.1} {:>8.0} {:>8} {:>9.1} {:>9.1} {:>6.2} {:>10.1}",
+            "{:>6} {:>10.0} {:>7.1} {:>8.0} {:>8.1} {:>8.0} {:>8} {:>9.1} {:>6.2} {:>9.1} {:>10.1} {:>9.1} {:>10.1}",
             line.peers,
             us,
             line.descriptors,
@@ -156,8 +166,10 @@ fn print(b: &Bench, line: &Line, ratio: f64) -> Result<()> {
             k(line.pinned),
             line.threads,
             line.all_busy,
-            line.one_busy,
             ratio,
+            line.apart[0],
+            line.apart[1],
+            line.one_busy,
             line.idle_pass
         )?;
     }
@@ -178,14 +190,26 @@ fn measure(b: &Bench, peers: u64) -> Result<Line> {
         ends.push(Ends { sender: left.producer(), receiver: right.producer(), sent: 0, taken: 0 });
     }
     let (mut all_busy, mut one_busy, mut idle) = (f64::INFINITY, f64::INFINITY, f64::INFINITY);
+    let mut apart = [f64::INFINITY; 2];
     // Each ring goes round once before anything is timed.
     let warm = b.settings.slots.max(b.settings.receives);
-    stream(b, &context, &qps, &mut ends, Until::Each(warm))?;
+    let mut drive = || context.drive();
+    stream(b, &mut drive, &qps, &mut ends, Until::Each(warm))?;
     let held = Held::now()?;
     let time = Duration::from_secs_f64(b.seconds);
     for _ in 0..b.runs {
-        all_busy = all_busy.min(stream(b, &context, &qps, &mut ends, Until::Time(time))?);
-        one_busy = one_busy.min(stream(b, &context, &qps, &mut ends[..1], Until::Time(time))?);
+        all_busy = all_busy.min(stream(b, &mut drive, &qps, &mut ends, Until::Time(time))?);
+        one_busy = one_busy.min(stream(b, &mut drive, &qps, &mut ends[..1], Until::Time(time))?);
+        let (begin, mut engine) = (Instant::now(), Duration::ZERO);
+        let mut timed = || {
+            let begin = Instant::now();
+            let step = context.drive();
+            engine += begin.elapsed();
+            step
+        };
+        let all = stream(b, &mut timed, &qps, &mut ends, Until::Time(time / 2))?;
+        let share = engine.as_secs_f64() / begin.elapsed().as_secs_f64();
+        apart = [apart[0].min(share * all), apart[1].min((1.0 - share) * all)];
         idle = idle.min(passes(&context, time / 4)?);
     }
     let each = |a: u64, b: u64| a.saturating_sub(b) as f64 / (2 * peers) as f64;
@@ -198,6 +222,7 @@ fn measure(b: &Bench, peers: u64) -> Result<Line> {
         pinned: each(held.pinned, before.pinned),
         threads: held.threads,
         all_busy,
+        apart,
         one_busy,
         idle_pass: idle,
     };
@@ -240,10 +265,10 @@ enum Until {
     Each(u64),
 }
 
-/// Keeps these queue pairs busy; nanoseconds for each message.
+/// Keeps these queue pairs busy, with a pass of the engine by each `drive`; nanoseconds for each message.
 fn stream(
     b: &Bench,
-    context: &Context,
+    drive: &mut impl FnMut() -> pushgate::Result<Step>,
     qps: &[[QueuePair; 2]],
     ends: &mut [Ends],
     until: Until,
@@ -255,7 +280,7 @@ fn stream(
         for end in ends.iter_mut() {
             some += end.turn()?;
         }
-        context.drive()?;
+        drive()?;
         taken += some;
         let over = match until {
             Until::Time(time) => start.elapsed() >= time,
@@ -277,7 +302,7 @@ fn stream(
         for end in ends.iter_mut() {
             end.take()?;
         }
-        context.drive()?;
+        drive()?;
         qps.iter().take(1).flatten().try_for_each(QueuePair::check)?;
         ensure!(heard.elapsed() < b.settings.timeout, "the last messages do not arrive");
     }
