@@ -75,6 +75,8 @@ pub mod mover;
 #[cfg(not(loom))]
 pub mod netlink;
 #[cfg(not(loom))]
+mod prefetch;
+#[cfg(not(loom))]
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod producer;
 #[cfg(not(loom))]

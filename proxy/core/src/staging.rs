@@ -210,6 +210,14 @@ impl Staging {
         &self.entries[(slot & ((1 << self.slots_log) - 1)) as usize]
     }
 
+    /// What is kept of the slots from `slot` to the ring's end, `n` of them at most, for a caller who wants it in the cache
+    /// before the slots are released, or given back.
+    #[inline(always)]
+    pub fn kept(&self, slot: u64, n: usize) -> &[impl Sized + use<>] {
+        let first = (slot & ((1 << self.slots_log) - 1)) as usize;
+        &self.entries[first..self.entries.len().min(first + n)]
+    }
+
     /// Notes that the peer has `received` messages. Returns the number of slots whose messages the peer has.
     #[inline]
     pub fn deliver(&mut self, received: u64) -> u64 {

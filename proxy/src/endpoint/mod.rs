@@ -28,6 +28,7 @@ use crate::journal::Journal;
 use crate::link::{Link, PeerCounts, RegionSends, Waking};
 use crate::mover::{Move, Mover};
 use crate::outbound::Outbound;
+use crate::prefetch;
 use crate::region::{RegionMemory, Regions};
 use crate::ring::Look;
 use crate::segments::{ControlOfEngine, WorkAtEngine};
@@ -36,6 +37,9 @@ use crate::watch::Watch;
 
 /// Records that one pass takes in each direction before the engine looks at other queue pairs.
 const BATCH: u32 = 64;
+
+/// Slots of which the private state is asked for ahead of a turn: some cache lines; the processor notices the rest by itself.
+const KEPT_AHEAD: usize = 8;
 
 /// How long the end of a queue pair waits for copies by a device, nanoseconds. Then the end is shown all the same: a
 /// device that does not end its copies must not hold up a program that waits for the end.
@@ -209,6 +213,24 @@ impl Endpoint {
             self.recorded.worked = true;
         }
         work
+    }
+
+    /// Asks for the private state that this queue pair only points to, and for the first of the shared words that a turn
+    /// needs ([`prefetch`]).
+    #[inline]
+    pub(crate) fn prefetch(&self) {
+        prefetch::value(&*self.here.qp);
+        let staging = self.outbound.staging();
+        prefetch::value(staging.kept(staging.tail(), KEPT_AHEAD));
+        prefetch::value(staging.kept(staging.head(), KEPT_AHEAD));
+        self.work.prefetch(staging.head());
+        self.control.prefetch(self.inbound.shown());
+    }
+
+    /// Asks for what the link points to: to be called once [`Endpoint::prefetch`] has had the time to fetch the link.
+    #[inline]
+    pub(crate) fn prefetch_link(&self) {
+        self.here.qp.prefetch();
     }
 
     /// Watches what can give this queue pair something to do, before a pass that finds nothing. False, if more than shared

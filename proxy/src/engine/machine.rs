@@ -20,7 +20,7 @@ use crate::counters::Counters;
 use crate::endpoint::Endpoint;
 use crate::idle::{Idle, Step, Wake};
 use crate::mover::Mover;
-use crate::ring;
+use crate::{prefetch, ring};
 
 /// Turns of queue pairs with work between two looks at [`Clock::is_due`]. A turn takes in at most 64 messages each way
 /// and copies at most 1 MiB, some 0.1 ms, so 16 turns take a few milliseconds at most.
@@ -35,6 +35,9 @@ const ROUND: usize = 32;
 /// The least time between two ticks for each queue pair, nanoseconds: a tick takes some 0.1 us for each, so ticks take a
 /// twentieth of the time at most, however many queue pairs there are.
 const TICK_EVERY: u64 = 2_000;
+
+/// Of fewer queue pairs than this all stay in a processor's caches from one turn to the next: nothing is asked for ahead.
+const MANY: usize = 64;
 
 /// Where a [`Machine`] reads the time. The time never goes back.
 pub trait Clock {
@@ -70,8 +73,8 @@ pub struct Machine {
     endpoints: Vec<(QpId, Box<Endpoint>)>,
     /// Which of them are idle.
     idles: Idles,
-    /// The last pass found work.
-    busy: bool,
+    /// Turns of the last pass that found work.
+    worked: usize,
     /// When the time is passed on next, nanoseconds.
     next_tick: u64,
     next: u32,
@@ -106,7 +109,7 @@ impl Machine {
             idle: Idle::new(Wake::Doorbell, alone),
             endpoints: Vec::new(),
             idles: Idles::default(),
-            busy: false,
+            worked: 0,
             next_tick: 0,
             next: 0,
             gone: Counters::default(),
@@ -131,20 +134,21 @@ impl Machine {
         if std::mem::take(&mut self.slept) {
             self.set_time(clock.now());
         }
-        let mut work = false;
-        let part = self.idles.begin(self.busy);
+        let mut worked = 0;
+        let looks = self.idles.begin(self.worked);
         for i in 0..self.endpoints.len() {
-            if self.idles.passes_over(i, part) {
+            if self.idles.passes_over(i, looks) {
                 continue;
             }
+            self.fetch_ahead(i);
             if self.poll(i) {
-                work = true;
+                worked += 1;
                 // Turns are counted here, and not passes: a pass over all queue pairs may copy a MiB for each of
                 // them, so the time that a pass takes has no small bound.
                 self.look_at_clock(clock);
             }
         }
-        self.busy = work;
+        self.worked = worked;
         let waited_for = !self.telling.is_empty() || !self.removing.is_empty() || !self.leaving.is_empty();
         if waited_for {
             self.tell();
@@ -152,7 +156,7 @@ impl Machine {
             self.let_go();
             self.look_at_clock(clock);
         }
-        if work {
+        if worked > 0 {
             self.unrecorded = true;
             self.idle.busy();
             return Step::Spin;
@@ -178,6 +182,29 @@ impl Machine {
         self.slept = matches!(step, Step::Sleep(_) | Step::Block(_));
         self.sleeps += matches!(step, Step::Sleep(_)) as u64;
         step
+    }
+
+    /// Asks for what the next turns behind this place need ([`prefetch`]), in three steps, for each step reads what the
+    /// one before has asked for a turn earlier: the endpoint, what the endpoint points to, what its link points to. A
+    /// queue pair that is watched probably gets no turn.
+    #[inline(always)]
+    fn fetch_ahead(&self, at: usize) {
+        if self.endpoints.len() < MANY {
+            return;
+        }
+        let ahead = |turns: usize| {
+            let (_, endpoint) = self.endpoints.get(at + turns)?;
+            (!self.idles.is_watched(at + turns)).then_some(&**endpoint)
+        };
+        if let Some(endpoint) = ahead(3) {
+            prefetch::value(endpoint);
+        }
+        if let Some(endpoint) = ahead(2) {
+            endpoint.prefetch();
+        }
+        if let Some(endpoint) = ahead(1) {
+            endpoint.prefetch_link();
+        }
     }
 
     /// A turn of the queue pair at a place. True if it did work.

@@ -231,6 +231,11 @@ impl Link for LocalLink {
         self.probed && !self.dirty && self.peer.watch(self.inbound, watch)
     }
 
+    fn prefetch(&self) {
+        self.own.prefetch(self.sent);
+        self.peer.prefetch(self.inbound);
+    }
+
     fn has_inbound(&self) -> bool {
         !self.probed && self.peer.address() != 0
             || self.peer.look_into(self.inbound, &mut [0; 8]) != Found::Empty

@@ -178,6 +178,9 @@ pub trait Link: Receives + OwnRegions + PeerMemory + Waking + Send {
         false
     }
 
+    /// Asks for what the next turn needs of memory that the link only points to ([`prefetch`]).
+    fn prefetch(&self) {}
+
     /// Whether [`Link::poll_recv`] would find a record. Takes nothing.
     fn has_inbound(&self) -> bool;
 

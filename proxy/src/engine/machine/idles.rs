@@ -8,8 +8,12 @@ use crate::watch::Watch;
 const QUIET: u8 = 8;
 /// In place of such a number: the queue pair is watched.
 const WATCHED: u8 = u8::MAX;
-/// While other queue pairs are busy, a queue pair that is watched is looked at in one of so many passes.
+/// While other queue pairs are busy, a pass looks at one part of so many of the queue pairs that are watched,
 const PARTS: usize = 8;
+/// and at no more than so many for each turn of the last pass that found work. A look misses the caches and takes some
+/// 0.1 us, a turn with a full batch takes some microseconds: so looks take no more time than work, and all are looked at
+/// soon whether passes are long or short.
+const LOOKS: usize = 32;
 /// Of fewer queue pairs than this all are looked at in each pass.
 const FEW: usize = 64;
 
@@ -19,8 +23,10 @@ pub(super) struct Idles {
     /// Turns without work, or [`WATCHED`]. A byte for each queue pair, so that one cache line tells of 64.
     turns: Vec<u8>,
     watches: Vec<Watch>,
-    /// The part of the queue pairs that the pass looks at.
-    part: usize,
+    /// The place at which the part begins that the pass looks at.
+    first: usize,
+    /// The place behind that part.
+    next: usize,
     /// The place of the queue pair that got the last turn of [`Idles::rouse_some`].
     roused: usize,
 }
@@ -40,18 +46,31 @@ impl Idles {
         (self.turns, self.watches) = Default::default();
     }
 
-    /// A pass begins. Returns the part of the queue pairs that it looks at, for [`Idles::passes_over`]; `busy`: the last
-    /// pass found work.
+    /// A pass begins. Returns at how many of the queue pairs that are watched it looks, for [`Idles::passes_over`];
+    /// `worked`: turns of the last pass that found work.
     #[inline]
-    pub(super) fn begin(&mut self, busy: bool) -> Option<usize> {
-        self.part = (self.part + 1) % PARTS;
-        (busy && self.turns.len() >= FEW).then_some(self.part)
+    pub(super) fn begin(&mut self, worked: usize) -> usize {
+        let n = self.turns.len();
+        // Behind the last pass's part, whatever the length of this one: none is left out. There may be fewer queue pairs
+        // than there were.
+        self.first = if self.next < n { self.next } else { 0 };
+        let all = worked == 0 || n < FEW;
+        let looks = if all { n } else { n.div_ceil(PARTS).min(LOOKS.saturating_mul(worked)) };
+        self.next = self.first + looks;
+        looks
     }
 
     /// Whether a pass leaves this queue pair out: its words are as they were, or it is watched and not in the pass's part.
     #[inline(always)]
-    pub(super) fn passes_over(&self, at: usize, part: Option<usize>) -> bool {
-        self.is_watched(at) && (part.is_some_and(|part| at % PARTS != part) || self.watches[at].is_quiet())
+    pub(super) fn passes_over(&self, at: usize, looks: usize) -> bool {
+        self.is_watched(at) && (!self.is_in_part(at, looks) || self.watches[at].is_quiet())
+    }
+
+    /// Whether a place is one of the `looks` places from the first on, around the end.
+    #[inline(always)]
+    fn is_in_part(&self, at: usize, looks: usize) -> bool {
+        let behind = if at >= self.first { at - self.first } else { at + self.turns.len() - self.first };
+        behind < looks
     }
 
     #[inline(always)]
@@ -102,5 +121,62 @@ impl Idles {
                 self.turns[self.roused] = QUIET;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn idles(n: usize) -> Idles {
+        let mut idles = Idles::default();
+        (0..n).for_each(|_| idles.push());
+        idles
+    }
+
+    /// Passes until each place was looked at once.
+    fn passes(idles: &mut Idles, worked: impl Fn(usize) -> usize) -> usize {
+        let n = idles.turns.len();
+        let mut seen = vec![false; n];
+        for pass in 1..=n {
+            let looks = idles.begin(worked(pass));
+            (0..n).filter(|&at| idles.is_in_part(at, looks)).for_each(|at| seen[at] = true);
+            if seen.iter().all(|seen| *seen) {
+                return pass;
+            }
+        }
+        panic!("{} of {n} places were never looked at", seen.iter().filter(|seen| !**seen).count())
+    }
+
+    #[test]
+    fn p7_each_place_is_looked_at_within_the_passes_that_the_work_pays_for() {
+        for n in [FEW, 100, 256, 2048, 2049] {
+            let mut idles = idles(n);
+            for worked in [1, 2, 3, 1000] {
+                let looks = n.div_ceil(PARTS).min(LOOKS * worked);
+                // One more, for a part that begins before the end and ends behind it.
+                assert!(
+                    passes(&mut idles, |_| worked) <= n.div_ceil(looks) + 1,
+                    "{n} places, {worked} turns"
+                );
+            }
+            assert!(
+                passes(&mut idles, |pass| pass % 5) <= n.div_ceil(LOOKS) + 1,
+                "{n} places, turns that vary"
+            );
+            assert_eq!(passes(&mut idles, |_| 0), 1, "{n} places, no work");
+        }
+    }
+
+    #[test]
+    fn p7_each_place_is_looked_at_where_most_queue_pairs_have_gone() {
+        let mut idles = idles(2048);
+        (0..30).for_each(|_| _ = idles.begin(1));
+        while idles.turns.len() > FEW {
+            idles.remove(0);
+        }
+        assert!(passes(&mut idles, |_| 1) <= PARTS + 1);
+        idles.remove(0);
+        assert_eq!(passes(&mut idles, |_| 1), 1, "of few queue pairs all are looked at in each pass");
     }
 }

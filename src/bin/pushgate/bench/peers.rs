@@ -198,18 +198,18 @@ fn measure(b: &Bench, peers: u64) -> Result<Line> {
     let held = Held::now()?;
     let time = Duration::from_secs_f64(b.seconds);
     for _ in 0..b.runs {
-        all_busy = all_busy.min(stream(b, &mut drive, &qps, &mut ends, Until::Time(time))?);
-        one_busy = one_busy.min(stream(b, &mut drive, &qps, &mut ends[..1], Until::Time(time))?);
-        let (begin, mut engine) = (Instant::now(), Duration::ZERO);
+        all_busy = all_busy.min(stream(b, &mut drive, &qps, &mut ends, Until::Time(time))?.0);
+        one_busy = one_busy.min(stream(b, &mut drive, &qps, &mut ends[..1], Until::Time(time))?.0);
+        let mut engine = Duration::ZERO;
         let mut timed = || {
-            let begin = Instant::now();
+            let begin = busy();
             let step = context.drive();
-            engine += begin.elapsed();
+            engine += busy() - begin;
             step
         };
-        let all = stream(b, &mut timed, &qps, &mut ends, Until::Time(time / 2))?;
-        let share = engine.as_secs_f64() / begin.elapsed().as_secs_f64();
-        apart = [apart[0].min(share * all), apart[1].min((1.0 - share) * all)];
+        let (all, messages) = stream(b, &mut timed, &qps, &mut ends, Until::Time(time))?;
+        let engine = engine.as_nanos() as f64 / messages as f64;
+        apart = [apart[0].min(engine), apart[1].min(all - engine)];
         idle = idle.min(passes(&context, time / 4)?);
     }
     let each = |a: u64, b: u64| a.saturating_sub(b) as f64 / (2 * peers) as f64;
@@ -265,14 +265,15 @@ enum Until {
     Each(u64),
 }
 
-/// Keeps these queue pairs busy, with a pass of the engine by each `drive`; nanoseconds for each message.
+/// Keeps these queue pairs busy, with a pass of the engine by each `drive`; nanoseconds for each message,
+/// and how many there were.
 fn stream(
     b: &Bench,
     drive: &mut impl FnMut() -> pushgate::Result<Step>,
     qps: &[[QueuePair; 2]],
     ends: &mut [Ends],
     until: Until,
-) -> Result<f64> {
+) -> Result<(f64, u64)> {
     let (start, begin, mut taken) = (Instant::now(), busy(), 0);
     let (mut heard, least) = (Instant::now(), ends.iter().map(|e| e.taken).min().unwrap_or(0));
     loop {
@@ -296,17 +297,17 @@ fn stream(
             bail!("no message arrives");
         }
     }
-    let time = busy() - begin;
     let heard = Instant::now();
     while ends.iter().any(|e| e.taken < e.sent) {
         for end in ends.iter_mut() {
-            end.take()?;
+            taken += end.take()?;
         }
         drive()?;
         qps.iter().take(1).flatten().try_for_each(QueuePair::check)?;
         ensure!(heard.elapsed() < b.settings.timeout, "the last messages do not arrive");
     }
-    Ok(time.as_nanos() as f64 / taken.max(1) as f64)
+    let time = busy() - begin;
+    Ok((time.as_nanos() as f64 / taken.max(1) as f64, taken))
 }
 
 /// Nanoseconds of a pass over queue pairs in which nothing moves.
@@ -322,8 +323,9 @@ fn passes(context: &Context, time: Duration) -> Result<f64> {
     Ok((busy() - begin).as_nanos() as f64 / passes as f64)
 }
 
-/// CPU time of this thread, which does all the work: the host's other work does not count.
+/// CPU time of this process: the host's other work does not count. This thread does nearly all the work; where it had no core
+/// for some milliseconds, the engine's thread has made passes in its place.
 fn busy() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
+    let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
