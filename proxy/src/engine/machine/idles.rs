@@ -51,9 +51,13 @@ impl Idles {
     #[inline]
     pub(super) fn begin(&mut self, worked: usize) -> usize {
         let n = self.turns.len();
-        // Behind the last pass's part, whatever the length of this one: none is left out. There may be fewer queue pairs
-        // than there were.
-        self.first = if self.next < n { self.next } else { 0 };
+        // Behind the last pass's part, whatever the length of this one: none is left out. A part goes on around the end, and
+        // there may be fewer queue pairs than there were.
+        self.first = match self.next {
+            next if next < n => next,
+            next if next - n < n => next - n,
+            _ => 0,
+        };
         let all = worked == 0 || n < FEW;
         let looks = if all { n } else { n.div_ceil(PARTS).min(LOOKS.saturating_mul(worked)) };
         self.next = self.first + looks;
@@ -154,16 +158,10 @@ mod tests {
             let mut idles = idles(n);
             for worked in [1, 2, 3, 1000] {
                 let looks = n.div_ceil(PARTS).min(LOOKS * worked);
-                // One more, for a part that begins before the end and ends behind it.
-                assert!(
-                    passes(&mut idles, |_| worked) <= n.div_ceil(looks) + 1,
-                    "{n} places, {worked} turns"
-                );
+                assert_eq!(passes(&mut idles, |_| worked), n.div_ceil(looks), "{n} places, {worked} turns");
             }
-            assert!(
-                passes(&mut idles, |pass| pass % 5) <= n.div_ceil(LOOKS) + 1,
-                "{n} places, turns that vary"
-            );
+            let (least, vary) = (n.div_ceil(PARTS).min(LOOKS), |pass: usize| 1 + pass % 5);
+            assert!(passes(&mut idles, vary) <= n.div_ceil(least), "{n} places, turns that vary");
             assert_eq!(passes(&mut idles, |_| 0), 1, "{n} places, no work");
         }
     }
@@ -175,7 +173,7 @@ mod tests {
         while idles.turns.len() > FEW {
             idles.remove(0);
         }
-        assert!(passes(&mut idles, |_| 1) <= PARTS + 1);
+        assert_eq!(passes(&mut idles, |_| 1), PARTS);
         idles.remove(0);
         assert_eq!(passes(&mut idles, |_| 1), 1, "of few queue pairs all are looked at in each pass");
     }
