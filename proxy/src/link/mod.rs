@@ -178,7 +178,7 @@ pub trait Link: Receives + OwnRegions + PeerMemory + Waking + Send {
         false
     }
 
-    /// Asks for what the next turn needs of memory that the link only points to ([`prefetch`]).
+    /// Asks for what the next turn needs of memory that the link only points to, ahead of that turn.
     fn prefetch(&self) {}
 
     /// Whether [`Link::poll_recv`] would find a record. Takes nothing.
