@@ -2,8 +2,13 @@
 dummy s0 10.9.8.1/24
 siw siw0 s0
 
+# The device sends messages as long as a WQE can say, so none is too long for it.
+longest=p8::p8_over_rdma_no_message_out_of_a_region_is_longer_than_the_device_can_send
+echo "not over software iWARP, which sends messages of any length: $longest"
+grep -vxF "$longest" /tmp/expected >/tmp/expected.siw
+mv /tmp/expected.siw /tmp/expected
 # Without immediate data, for the device has none.
-over siw0 verbs-no-imm auto "$@"
+over siw0 verbs-no-imm auto "$@" --skip "$longest"
 
 # Both ends of each have some ten descriptors.
 ulimit -n 8192
