@@ -828,7 +828,7 @@ static void ends(void)
 
 int main(void)
 {
-	/* Whoever starts this test as a rank of something else must not matter. */
+	/* Variables of a launcher that has started this test must not matter. */
 	unsetenv("PUSHGATE_RANK");
 	unsetenv("PUSHGATE_RANKS");
 	texts();
