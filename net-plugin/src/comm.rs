@@ -355,10 +355,17 @@ impl Request {
     pub unsafe fn test(&self, size: impl Fn(usize, usize)) -> Result<bool> {
         // SAFETY: a connection does not move, and the caller promises that it is not closed.
         let comm = unsafe { &*self.comm };
-        comm.drive();
         let done = match &comm.side {
-            Side::Send(s) => s.enter(|s| s.test(&comm.end, self.index, size)),
-            Side::Receive(r) => r.enter(|r| r.test(&comm.end, self.index, size)),
+            // What the GPU has pushed is published first, so that the engine posts it in this call and not in the next one.
+            Side::Send(s) => s.enter(|s| {
+                s.advance_pushes(&comm.end);
+                comm.drive();
+                s.test(&comm.end, self.index, size)
+            }),
+            Side::Receive(r) => {
+                comm.drive();
+                r.enter(|r| r.test(&comm.end, self.index, size))
+            }
         };
         done.ok_or_else(|| comm.two_threads())?
     }

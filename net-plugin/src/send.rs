@@ -252,9 +252,6 @@ impl Sender {
     /// Tests a request ([`crate::comm::Request::test`]).
     #[inline]
     pub fn test(&mut self, end: &CommEnd, request: u32, size: impl Fn(usize, usize)) -> Result<bool> {
-        if !self.pushes.is_empty() {
-            self.advance_pushes(end);
-        }
         // Read the status first: slots that were given back before the end are then seen below.
         let status = self.producer.status();
         // On a connection that has ended, nothing needs the message's memory any more.

@@ -19,6 +19,8 @@ use super::Bench;
 /// Of each buffer: more than any cache of the GPU's holds of host memory.
 const BYTES: usize = 64 << 20;
 const IN_FLIGHT: usize = 8;
+/// Pushes under way beside a pull whose latency is measured, and the bytes of each.
+const BESIDE: (usize, usize) = (4, 256 << 10);
 
 struct Rig {
     executor: Arc<dyn Executor>,
@@ -130,6 +132,43 @@ impl Rig {
                 self.let_others_run();
             }
             times.push(start.elapsed());
+        }
+        times.sort();
+        Ok(times[count / 2].as_nanos() as f64 / 1e3)
+    }
+
+    /// Median microseconds of a pull from post to done while pushes are under way, as [`BESIDE`] says.
+    fn latency_beside_pushes(&self, queue: &mut WorkerQueue, len: usize, count: usize) -> Result<f64> {
+        let (depth, each) = BESIDE;
+        let (mut times, mut pushes) = (Vec::with_capacity(count), VecDeque::with_capacity(depth));
+        let mut pushed = 0;
+        for _ in 0..count {
+            let start = Instant::now();
+            let pull = self.post(queue, Direction::Pull, 0, len)?;
+            while !queue.done(pull) {
+                while pushes.front().is_some_and(|push| queue.done(*push)) {
+                    pushes.pop_front();
+                }
+                while pushes.len() < depth {
+                    pushes.push_back(self.post(
+                        queue,
+                        Direction::Push,
+                        pushed % (BYTES / each) * each,
+                        each,
+                    )?);
+                    pushed += 1;
+                }
+                ensure!(start.elapsed() < self.limit, "the worker made no progress within {:?}", self.limit);
+                self.let_others_run();
+            }
+            times.push(start.elapsed());
+        }
+        let start = Instant::now();
+        while let Some(push) = pushes.pop_front() {
+            while !queue.done(push) {
+                ensure!(start.elapsed() < self.limit, "the worker made no progress within {:?}", self.limit);
+                self.let_others_run();
+            }
         }
         times.sort();
         Ok(times[count / 2].as_nanos() as f64 / 1e3)
@@ -259,6 +298,18 @@ pub fn run(b: &Bench) -> Result<()> {
             let note = format!("{way}, from post to done; ceiling: a bare word there and back");
             b.print("worker", len as u64, value, Some(ceiling), "us (median)", device, &note)?;
         }
+    }
+    for len in [8, 64 << 10, 256 << 10] {
+        let count = if gpu { 2000 } else { 200 };
+        let (mut value, mut ceiling) = (f64::INFINITY, f64::INFINITY);
+        for _ in 0..b.runs {
+            ceiling = ceiling.min(rig.latency(&mut queue, Direction::Pull, len, count)?);
+            value = value.min(rig.latency_beside_pushes(&mut queue, len, count)?);
+        }
+        let (depth, each) = (BESIDE.0, BESIDE.1 >> 10);
+        let note =
+            format!("pull, from post to done, beside {depth} pushes of {each} KiB under way; ceiling: alone");
+        b.print("worker", len as u64, value, Some(ceiling), "us (median)", device, &note)?;
     }
     let count = if gpu { 2000 } else { 200 };
     let (mut value, mut ceiling, mut leased) = (f64::INFINITY, f64::INFINITY, f64::INFINITY);
