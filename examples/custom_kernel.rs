@@ -95,15 +95,15 @@ fn rank(comm: &Comm, module: &Module) -> Result<()> {
     let qps = upload_descriptors(context, [&qp])?;
 
     // Memory that the peer may put into; its key has to get there first.
-    let region = context.shared("greetings", 8)?;
-    let key = qp.register_shared(&region)?;
-    let keys = comm.all_gather(&key.to_le_bytes())?;
+    let memory = context.shared("greetings", 8)?;
+    let region = qp.register_shared(&memory)?;
+    let keys = comm.all_gather(&region.key().to_le_bytes())?;
     let rkey = u32::from_le_bytes(keys[peer as usize][..].try_into().expect("a key is four bytes"));
 
     let arrived = context.alloc(3 * 8)?;
     let params = Params {
         qp: qps.addr(),
-        region: region.device_addr(),
+        region: memory.device_addr(),
         arrived: arrived.addr(),
         greeting: 1000 + u64::from(me),
         rkey,

@@ -400,7 +400,7 @@ fn alone(timeout: Duration) -> Result<Mesh> {
     Ok(Mesh::local(1, timeout)?.pop().expect("one was asked for"))
 }
 
-fn check_rank(rank: u32, size: u32) -> Result<()> {
+pub(crate) fn check_rank(rank: u32, size: u32) -> Result<()> {
     check_size(size)?;
     if rank >= size {
         return Err(Error::config("rank", rank, format!("0 to {}", size - 1)));

@@ -55,8 +55,8 @@ pub use pushgate_gpu_kernels::{
 };
 pub use pushgate_proxy::counters::Counters;
 pub use pushgate_proxy::idle::Step;
-pub use qp::{DeviceEnd, HostEnd, HostMessage, QpConfig, QueuePair, RegionKey, upload_descriptors};
-pub use ranks::{Membership, UniqueId};
+pub use qp::{DeviceEnd, HostEnd, HostMessage, QpConfig, QueuePair, Region, RegionKey, upload_descriptors};
+pub use ranks::{Bootstrap, Membership, UniqueId};
 pub use relay::RelayStats;
 pub use settings::Settings;
 pub use shared::Shared;

@@ -8,8 +8,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pushgate::{
-    Comm, Context, DeviceBuffer, DeviceEnd, Error, Launch, Module, QpConfig, QueuePair, Settings, Shared,
-    Stream, WaitOutcome, proxy, upload_descriptors,
+    Comm, Context, DeviceBuffer, DeviceEnd, Error, Launch, Module, QpConfig, QueuePair, Region, Settings,
+    Shared, Stream, WaitOutcome, proxy, upload_descriptors,
 };
 use pushgate_tests::hang;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
@@ -76,7 +76,7 @@ struct Program {
     descriptors: [DeviceBuffer; 2],
     streams: [Stream; 2],
     shared: Shared,
-    key: u32,
+    region: Region,
     module: Module,
     comms: Vec<Comm>,
     context: Context,
@@ -100,13 +100,13 @@ impl Program {
         let qps: [QueuePair; 2] = qps.try_into().unwrap_or_else(|_| unreachable!("two ends"));
         let descriptors = [0, 1].map(|i: usize| upload_descriptors(&context, [&qps[i]]).unwrap());
         let shared = context.shared("fork-shared", 4096).unwrap();
-        let key = qps[0].register_shared(&shared).unwrap();
+        let region = qps[0].register_shared(&shared).unwrap();
         Program {
             descriptors,
             results: [(); 2].map(|()| context.alloc(24).unwrap()),
             streams: [(); 2].map(|()| context.stream().unwrap()),
             shared,
-            key,
+            region,
             module: Module::embedded(&context),
             qps,
             comms,
@@ -151,7 +151,7 @@ fn refused<T>(call: &str, result: Result<T, impl Into<Error>>) {
 
 /// What a child must find: every call refused, no window mapped.
 fn everything_is_refused(p: &Program) {
-    let Program { qps, results, streams, shared, key, module, comms, context, .. } = p;
+    let Program { qps, results, streams, shared, region, module, comms, context, .. } = p;
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     assert!(!maps.contains("pushgate-") && !maps.contains("fork-shared"), "{maps}");
 
@@ -182,7 +182,7 @@ fn everything_is_refused(p: &Program) {
         refused("register_shared", qp.register_shared(shared));
         // SAFETY: the call is refused.
         refused("register_buffer", unsafe { qp.register_buffer(&results[0]) });
-        refused("deregister", qp.deregister(*key));
+        refused("deregister", region.deregister());
         refused("QueuePair::abort", qp.abort());
         let _ = (qp.descriptor(), qp.peer(), qp.max_message(), qp.ring_state(), qp.place());
     }
@@ -205,7 +205,7 @@ fn p8_a_child_is_refused_everything_and_the_parent_goes_on() {
     };
     child.ends_well();
     program.exchange(100, || {});
-    assert!(program.qps[0].deregister(program.key).unwrap());
+    assert!(program.region.deregister().unwrap());
     program.comms.iter().for_each(|comm| comm.check().unwrap());
 }
 

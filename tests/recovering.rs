@@ -71,9 +71,9 @@ fn churn(drive: &str) {
     let mut running = Vec::new();
     let parts = ranks.each_ref().map(|(_, context, qp)| {
         let region = context.shared("churn", 8).unwrap();
-        let key = qp.register_shared(&region).unwrap();
+        let registered = qp.register_shared(&region).unwrap();
         let module = Module::from_source(context, &Source::text("recovering.cu", text)).unwrap();
-        (region, key, module, context.alloc(24).unwrap(), upload_descriptors(context, [qp]).unwrap())
+        (region, registered, module, context.alloc(24).unwrap(), upload_descriptors(context, [qp]).unwrap())
     });
     for (i, (_, context, _)) in ranks.iter().enumerate() {
         let (region, _, module, out, qps) = &parts[i];
@@ -82,7 +82,7 @@ fn churn(drive: &str) {
             region: region.device_addr(),
             out: out.addr(),
             rounds: ROUNDS,
-            rkey: parts[1 - i].1,
+            rkey: parts[1 - i].1.key(),
             rank: i as u32,
         };
         let stream = context.stream().unwrap();

@@ -141,9 +141,9 @@ fn run(kernel: &str, ranks: &[Rank; 2], mut kill: impl FnMut(usize)) {
     let text = include_str!("recovering.cu");
     let parts = ranks.each_ref().map(|(_, context, qp)| {
         let region = context.shared("churn", bytes).unwrap();
-        let key = qp.register_shared(&region).unwrap();
+        let registered = qp.register_shared(&region).unwrap();
         let module = Module::from_source(context, &Source::text("recovering.cu", text)).unwrap();
-        (region, key, module, context.alloc(24).unwrap(), upload_descriptors(context, [qp]).unwrap())
+        (region, registered, module, context.alloc(24).unwrap(), upload_descriptors(context, [qp]).unwrap())
     });
     let mut running = Vec::new();
     for (i, (_, context, _)) in ranks.iter().enumerate() {
@@ -153,7 +153,7 @@ fn run(kernel: &str, ranks: &[Rank; 2], mut kill: impl FnMut(usize)) {
             region: region.device_addr(),
             out: out.addr(),
             rounds: ROUNDS,
-            rkey: parts[if posted { i } else { 1 - i }].1,
+            rkey: parts[if posted { i } else { 1 - i }].1.key(),
             rank: i as u32,
         };
         let stream = context.stream().unwrap();

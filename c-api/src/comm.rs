@@ -1,10 +1,11 @@
 //! Communicators: the ranks of a job.
 
-use std::ffi::{c_char, c_int};
+use std::ffi::{c_char, c_int, c_void};
+use std::io;
 use std::sync::Arc;
 
 use pushgate::settings::Transport;
-use pushgate::{Comm, Context, UniqueId};
+use pushgate::{Bootstrap, Comm, Context, UniqueId};
 
 use crate::arguments::{Out, bytes, bytes_mut, text};
 use crate::boundary::{Failure, Result, call};
@@ -93,6 +94,68 @@ pub unsafe extern "C" fn pushgate_comm_connect_id(
                 }
                 let id = UniqueId::from_bytes(bytes("id", id.cast(), UniqueId::BYTES)?)?;
                 Ok(Comm::connect_with(c, &id, rank, ranks)?)
+            })
+        }
+    })
+}
+
+/// Exchanges bytes between all ranks by a way of the program's own, as MPI_Allgather does. A collective, in which all ranks give
+/// equally many bytes.
+///
+/// `bytes` holds this rank's `length` bytes, `all` has room for `length` bytes of each rank, in the order of ranks, and `user` is
+/// what the program gave. Returns 0, or another number if the exchange failed; it should fail when a rank does not come. It must
+/// return, and not by an exception or longjmp.
+pub type pushgate_all_gather = Option<
+    unsafe extern "C" fn(bytes: *const c_void, length: usize, all: *mut c_void, user: *mut c_void) -> c_int,
+>;
+
+/// A [`Bootstrap`] by a function of the program.
+struct Exchange {
+    rank: u32,
+    ranks: u32,
+    all_gather: unsafe extern "C" fn(*const c_void, usize, *mut c_void, *mut c_void) -> c_int,
+    user: *mut c_void,
+}
+
+impl Bootstrap for Exchange {
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    fn size(&self) -> u32 {
+        self.ranks
+    }
+
+    fn all_gather(&self, bytes: &[u8]) -> io::Result<Vec<Vec<u8>>> {
+        let mut all = vec![0u8; bytes.len() * self.ranks as usize];
+        let (from, to) = (bytes.as_ptr().cast(), all.as_mut_ptr().cast());
+        // SAFETY: the function is one of this type, by the header's rules; `bytes` and `all` have as many bytes as the function
+        // is told, and live until it returns.
+        match unsafe { (self.all_gather)(from, bytes.len(), to, self.user) } {
+            0 => Ok(all.chunks_exact(bytes.len()).map(<[u8]>::to_vec).collect()),
+            code => Err(io::Error::other(format!("the function that the program gave returned {code}"))),
+        }
+    }
+}
+
+/// Joins a communicator of `ranks` ranks, which exchange what they need by a function of the program: rank 0 makes a unique id,
+/// one call of `all_gather` in each rank hands it to the others, and all join with it. Waits for all ranks.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pushgate_comm_bootstrap(
+    context: *const pushgate_context,
+    rank: u32,
+    ranks: u32,
+    all_gather: pushgate_all_gather,
+    user: *mut c_void,
+    comm: *mut *mut pushgate_comm,
+) -> c_int {
+    call(|| {
+        // SAFETY: the header's rules for pointers, which the program keeps.
+        unsafe {
+            create(context, comm, |c| {
+                let all_gather =
+                    all_gather.ok_or_else(|| Failure::argument("all_gather", "NULL, expected a function"))?;
+                Ok(Comm::bootstrap(c, &Exchange { rank, ranks, all_gather, user })?)
             })
         }
     })

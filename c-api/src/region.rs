@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use pushgate::RegionKey;
+use pushgate::Region;
 
 use crate::arguments::Out;
 use crate::boundary::{Failure, call};
@@ -18,8 +18,8 @@ pub struct pushgate_region;
 
 /// A region, with what it was made of.
 pub(crate) struct RegionObject {
-    key: RegionKey,
-    qp: Arc<QueuePairObject>,
+    region: Region,
+    _qp: Arc<QueuePairObject>,
     _memory: Arc<MemoryObject>,
 }
 
@@ -40,7 +40,7 @@ pub unsafe extern "C" fn pushgate_region_create(
         let out = unsafe { Out::handle("region", region)? };
         let qp = table::get::<QueuePairObject>(qp)?;
         let memory = table::get::<MemoryObject>(memory)?;
-        let key = match &memory.place {
+        let registered = match &memory.place {
             Place::Host(memory) => qp.qp.register_shared(memory)?,
             // SAFETY: the region holds the memory, and the memory's handle can't be closed before the region's, which is
             // closed after a successful deregistration alone.
@@ -50,7 +50,7 @@ pub unsafe extern "C" fn pushgate_region_create(
             // SAFETY: as above, by pushgate_memory_use_device.
             Place::OwnDevice { address, size } => unsafe { qp.qp.register_device(*address, *size)? },
         };
-        out.put(table::open(RegionObject { key, qp, _memory: memory }));
+        out.put(table::open(RegionObject { region: registered, _qp: qp, _memory: memory }));
         Ok(())
     })
 }
@@ -61,7 +61,7 @@ pub unsafe extern "C" fn pushgate_region_key(region: *const pushgate_region, key
     call(|| {
         let object = table::get::<RegionObject>(region)?;
         // SAFETY: the header's rules for pointers, which the program keeps.
-        unsafe { Out::new("key", key)? }.put(object.key);
+        unsafe { Out::new("key", key)? }.put(object.region.key());
         Ok(())
     })
 }
@@ -73,10 +73,10 @@ pub unsafe extern "C" fn pushgate_region_key(region: *const pushgate_region, key
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pushgate_region_close(region: *mut pushgate_region) -> c_int {
     call(|| {
-        table::close_if::<RegionObject>(region, |object| match object.qp.qp.deregister(object.key)? {
+        table::close_if::<RegionObject>(region, |object| match object.region.deregister()? {
             true => Ok(()),
             false => {
-                let why = format!("messages or copies still use the region {:#x}", object.key);
+                let why = format!("messages or copies still use the region {:#x}", object.region.key());
                 Err(Failure::new(PUSHGATE_E_BUSY, why))
             }
         })

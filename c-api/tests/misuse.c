@@ -319,6 +319,61 @@ static void two_ranks(void)
 	DO(pushgate_comm_close(comm));
 }
 
+/* What two ranks exchange by themselves: each writes its bytes, waits for the other's and takes both. */
+static struct table {
+	pthread_barrier_t both;
+	unsigned char bytes[2][128];
+} table;
+
+static int gather(const void *bytes, size_t length, void *all, void *user)
+{
+	TRUE(length == sizeof table.bytes[0]);
+	memcpy(table.bytes[*(uint32_t *)user], bytes, length);
+	pthread_barrier_wait(&table.both);
+	memcpy(all, table.bytes, sizeof table.bytes);
+	return 0;
+}
+
+static int fails(const void *bytes, size_t length, void *all, void *user)
+{
+	(void)bytes, (void)length, (void)all, (void)user;
+	return 7;
+}
+
+static void *bootstrap_second(void *unused)
+{
+	pushgate_comm *comm;
+	uint32_t rank = 1;
+
+	(void)unused;
+	DO(pushgate_comm_bootstrap(context, rank, 2, gather, &rank, &comm));
+	DO(pushgate_comm_barrier(comm));
+	DO(pushgate_comm_close(comm));
+	return NULL;
+}
+
+static void bootstrap(void)
+{
+	pushgate_comm *comm = NULL;
+	pthread_t second;
+	uint32_t rank = 0;
+
+	BAD_HANDLES(closed_context, memory, pushgate_comm_bootstrap(h, 0, 2, gather, &rank, &comm));
+	REFUSE(ARGUMENT, pushgate_comm_bootstrap(context, 0, 2, NULL, &rank, &comm));
+	REFUSE(ARGUMENT, pushgate_comm_bootstrap(context, 0, 2, gather, &rank, NULL));
+	REFUSE(CONFIG, pushgate_comm_bootstrap(context, 2, 2, gather, &rank, &comm));
+	REFUSE(CONFIG, pushgate_comm_bootstrap(context, 0, 0, gather, &rank, &comm));
+	REFUSE(CONFIG, pushgate_comm_bootstrap(context, 0, 100000, gather, &rank, &comm));
+	REFUSE(IO, pushgate_comm_bootstrap(context, 0, 2, fails, &rank, &comm));
+	TRUE(comm == NULL);
+	TRUE(pthread_barrier_init(&table.both, NULL, 2) == 0);
+	TRUE(pthread_create(&second, NULL, bootstrap_second, NULL) == 0);
+	DO(pushgate_comm_bootstrap(context, rank, 2, gather, &rank, &comm));
+	DO(pushgate_comm_barrier(comm));
+	TRUE(pthread_join(second, NULL) == 0);
+	DO(pushgate_comm_close(comm));
+}
+
 static void *join_second(void *unused)
 {
 	(void)unused;
@@ -840,6 +895,7 @@ int main(void)
 	a_context();
 	communicators();
 	two_ranks();
+	bootstrap();
 	queue_pairs();
 	memories();
 	regions();

@@ -352,7 +352,8 @@ mod tests {
     fn p3_what_is_put_is_there_when_its_signal_is() {
         let Pair { ends: [mut from, mut to], context, .. } = pair(&[]);
         let memory = context.shared("put", 4096).unwrap();
-        let key = to.queue_pair().register_shared(&memory).unwrap();
+        let region = to.queue_pair().register_shared(&memory).unwrap();
+        let key = region.key();
         for (round, length) in [8, 16, 24, 1000, 3000].into_iter().enumerate() {
             let value = round as u64 + 1;
             from.put(key, 64, &bytes(length, round), Some((3, value))).unwrap();
@@ -377,17 +378,17 @@ mod tests {
         unsafe {
             let memory = context.register_host(at, 512).unwrap();
             assert_eq!((memory.len(), memory.as_ptr()), (512, at));
-            let key = to.queue_pair().register_host(&memory).unwrap();
-            from.put(key, 8, &7u64.to_ne_bytes(), Some((0, 1))).unwrap();
+            let region = to.queue_pair().register_host(&memory).unwrap();
+            from.put(region.key(), 8, &7u64.to_ne_bytes(), Some((0, 1))).unwrap();
             to.wait_signal(0, 1).unwrap();
             assert!(held(0).eq([0, 7]));
-            assert!(to.queue_pair().deregister(key).unwrap());
+            assert!(region.deregister().unwrap());
             // On this device an address of the host is one of the device.
-            let key = to.queue_pair().register_device(memory.device_addr() + 256, 256).unwrap();
-            from.put(key, 8, &9u64.to_ne_bytes(), Some((0, 2))).unwrap();
+            let region = to.queue_pair().register_device(memory.device_addr() + 256, 256).unwrap();
+            from.put(region.key(), 8, &9u64.to_ne_bytes(), Some((0, 2))).unwrap();
             to.wait_signal(0, 2).unwrap();
             assert!(held(32).eq([0, 9]) && held(0).eq([0, 7]));
-            assert!(to.queue_pair().deregister(key).unwrap());
+            assert!(region.deregister().unwrap());
             // What has no bytes, and what leaves the address space.
             assert!(context.register_host(at, 0).unwrap_err().is_config());
             assert!(context.register_host(at, usize::MAX).unwrap_err().is_config());

@@ -1,7 +1,7 @@
 //! Queue pairs as the program sees them.
 //!
 //! `join.rs` makes one out of this end's memory (`memory.rs`) and the other end's offer, over the transport that the
-//! settings name (`local.rs`, `verbs.rs`, `tcp.rs`); `queue_pair.rs` is the handle of the program, `descriptor.rs` the structure
+//! settings name (`local.rs`, `verbs.rs`, `tcp.rs`); `queue_pair.rs` is the handle of the program, `region.rs` that of memory registered with it, `descriptor.rs` the structure
 //! that kernels get, and `host_end.rs` an end for a thread of the host.
 
 mod descriptor;
@@ -10,6 +10,7 @@ mod join;
 mod local;
 mod memory;
 mod queue_pair;
+mod region;
 mod tcp;
 mod undo;
 #[cfg(test)]
@@ -21,4 +22,5 @@ pub(crate) use descriptor::{check_status, device_addresses, ring};
 pub use host_end::{HostEnd, HostMessage};
 pub(crate) use join::OwnEnd;
 pub use memory::QpConfig;
-pub use queue_pair::{QueuePair, RegionKey};
+pub use queue_pair::QueuePair;
+pub use region::{Region, RegionKey};

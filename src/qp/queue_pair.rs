@@ -16,6 +16,7 @@ use pushgate_proxy::session::Status;
 
 use super::descriptor::{DeviceEnd, check_status, device_addresses, ring, ring_process};
 use super::memory::{DrivenEnd, InboundPayload, Own};
+use super::region::{Region, RegionKey};
 use super::undo::Undo;
 use crate::context::Context;
 use crate::engine::Doorbell;
@@ -39,10 +40,9 @@ pub struct QueuePair {
     /// Whether a thread of the host has this end.
     pub(super) host_end: AtomicBool,
     pub(super) context: Context,
+    /// Its regions see by this that it is gone.
+    lives: Arc<()>,
 }
-
-/// The key of a region: lkey and rkey in one.
-pub type RegionKey = u32;
 
 impl DeviceEnd for QueuePair {
     fn descriptor(&self) -> abi::pushgate_qp {
@@ -95,6 +95,7 @@ impl QueuePair {
             memory: driven,
             host_end: AtomicBool::new(false),
             context: context.clone(),
+            lives: Arc::new(()),
         })
     }
 
@@ -127,8 +128,15 @@ impl QueuePair {
     }
 
     /// Registers shared memory: the peer may put into it, and WQEs of this end may name it.
-    pub fn register_shared(&self, memory: &Shared) -> Result<RegionKey> {
-        Ok(self.context.inner.proxy.add_shared_region(self.id, memory.memory())?)
+    ///
+    /// The queue pair keeps the memory as long as it is registered.
+    pub fn register_shared(&self, memory: &Shared) -> Result<Region> {
+        let key = self.context.inner.proxy.add_shared_region(self.id, memory.memory())?;
+        Ok(self.region(key, memory.len() as u64))
+    }
+
+    fn region(&self, key: RegionKey, bytes: u64) -> Region {
+        Region::new(&self.context, self.id, key, bytes, Arc::downgrade(&self.lives))
     }
 
     /// Registers device memory: the peer may put into it. Works only with the engine in this
@@ -139,37 +147,41 @@ impl QueuePair {
     /// copy engine fetches it.
     ///
     /// # Safety
-    /// The buffer outlives the queue pair, or a successful [`QueuePair::deregister`]. (If the log
+    /// The buffer stays until the region has ended: until [`Region::deregister`] has returned true, the region was dropped
+    /// and the log says nothing of messages that still use it, or the queue pair was dropped. (If the log
     /// says that the device's copies did not end when the queue pair was dropped, the buffer must
     /// stay until they do.)
-    pub unsafe fn register_buffer(&self, buffer: &DeviceBuffer) -> Result<RegionKey> {
+    pub unsafe fn register_buffer(&self, buffer: &DeviceBuffer) -> Result<Region> {
         self.context.here()?;
         let (proxy, bytes) = (&self.context.inner.proxy, buffer.len() as u64);
         if self.context.device() == "cpu" {
             // SAFETY: the CPU executor's device addresses are host addresses; the caller keeps the
             // buffer, and no references into it exist.
-            return Ok(unsafe { proxy.add_host_region(self.id, buffer.addr() as usize, bytes, None)? });
+            let key = unsafe { proxy.add_host_region(self.id, buffer.addr() as usize, bytes, None)? };
+            return Ok(self.region(key, bytes));
         }
         let exported = match &self.memory.inbound {
             InboundPayload::Mirror(_) if !self.memory.streams => self.export(buffer),
             _ => None,
         };
         // SAFETY: the caller keeps the buffer; the export covers all of it.
-        Ok(unsafe { proxy.add_device_region(self.id, buffer.addr(), bytes, exported)? })
+        let key = unsafe { proxy.add_device_region(self.id, buffer.addr(), bytes, exported)? };
+        Ok(self.region(key, bytes))
     }
 
     /// Registers host memory of the program's own: the peer may put into it, and WQEs of this end may name it. Works only with
     /// the engine in this process.
     ///
     /// # Safety
-    /// The memory stays mapped and writable, and no Rust reference into it lives, until the queue pair is dropped or a
-    /// [`QueuePair::deregister`] succeeds.
-    pub unsafe fn register_host(&self, memory: &HostMemory) -> Result<RegionKey> {
+    /// The memory stays mapped and writable, and no Rust reference into it lives, until the queue pair is dropped or the region
+    /// has ended, as [`QueuePair::register_buffer`] says.
+    pub unsafe fn register_host(&self, memory: &HostMemory) -> Result<Region> {
         self.context.here()?;
         memory.owner().check()?;
         let (at, bytes) = (memory.as_ptr().as_ptr() as usize, memory.len() as u64);
         // SAFETY: the caller's promise.
-        Ok(unsafe { self.context.inner.proxy.add_host_region(self.id, at, bytes, None)? })
+        let key = unsafe { self.context.inner.proxy.add_host_region(self.id, at, bytes, None)? };
+        Ok(self.region(key, bytes))
     }
 
     /// Registers memory of the device that another library allocated, as by cudaMalloc: the peer may put into it. Works only
@@ -180,8 +192,8 @@ impl QueuePair {
     ///
     /// # Safety
     /// The `bytes` at `address` are memory of this context's device (on the device `cpu`, of this process) and stay allocated
-    /// until the queue pair is dropped or a [`QueuePair::deregister`] succeeds.
-    pub unsafe fn register_device(&self, address: u64, bytes: u64) -> Result<RegionKey> {
+    /// until the region has ended, as [`QueuePair::register_buffer`] says.
+    pub unsafe fn register_device(&self, address: u64, bytes: u64) -> Result<Region> {
         self.context.here()?;
         if address == 0 || bytes == 0 || address.checked_add(bytes).is_none() {
             let allowed = "1 or more at an address that is not 0, within the address space";
@@ -190,10 +202,12 @@ impl QueuePair {
         let proxy = &self.context.inner.proxy;
         if self.context.device() == "cpu" {
             // SAFETY: the caller's promise; on this device an address is one of this process.
-            return Ok(unsafe { proxy.add_host_region(self.id, address as usize, bytes, None)? });
+            let key = unsafe { proxy.add_host_region(self.id, address as usize, bytes, None)? };
+            return Ok(self.region(key, bytes));
         }
         // SAFETY: the caller's promise; nothing is exported.
-        Ok(unsafe { proxy.add_device_region(self.id, address, bytes, None)? })
+        let key = unsafe { proxy.add_device_region(self.id, address, bytes, None)? };
+        Ok(self.region(key, bytes))
     }
 
     /// Exports a buffer for an RDMA device that is to write into it. On an error the copy engine is
@@ -206,17 +220,6 @@ impl QueuePair {
                 None
             }
         }
-    }
-
-    /// Deregisters a region once nothing under way uses it any more.
-    ///
-    /// False if the key names no region, or if messages out of the region, or copies to it, did not
-    /// end within 2 s: then the region stays registered, and its memory must stay.
-    ///
-    /// On a queue pair that has failed only copies are waited for. A peer on the same host may then
-    /// read, for a moment longer, what lies where the region was, but shows none of it.
-    pub fn deregister(&self, key: RegionKey) -> Result<bool> {
-        Ok(self.context.inner.proxy.remove_region(self.id, key)?)
     }
 
     /// Fails with the cause if the queue pair has ended.

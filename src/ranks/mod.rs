@@ -10,8 +10,9 @@
 //!    one further out says all.
 //!
 //! `launcher.rs` has the variables of each launcher, `hosts.rs` Slurm's lists of hosts, `unique_id.rs` the id of programs
-//! that exchange it themselves. docs/clusters.md is the page for users.
+//! that exchange it themselves, `bootstrap.rs` how a program lends its own exchange. docs/clusters.md is the page for users.
 
+mod bootstrap;
 mod hosts;
 mod launcher;
 mod unique_id;
@@ -24,6 +25,7 @@ use crate::comm::MAX_RANKS;
 use crate::error::{Error, Result};
 use crate::settings::Settings;
 
+pub use bootstrap::Bootstrap;
 pub(crate) use unique_id::Listeners;
 pub use unique_id::UniqueId;
 

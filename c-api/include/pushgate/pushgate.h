@@ -365,6 +365,16 @@ typedef struct pushgate_unique_id {
 } pushgate_unique_id;
 
 /**
+ * Exchanges bytes between all ranks by a way of the program's own, as MPI_Allgather does. A collective, in which all ranks give
+ * equally many bytes.
+ *
+ * `bytes` holds this rank's `length` bytes, `all` has room for `length` bytes of each rank, in the order of ranks, and `user` is
+ * what the program gave. Returns 0, or another number if the exchange failed; it should fail when a rank does not come. It must
+ * return, and not by an exception or longjmp.
+ */
+typedef int (*pushgate_all_gather)(const void *bytes, size_t length, void *all, void *user);
+
+/**
  * Sizes of a queue pair. Members that are 0 mean the setting of that name.
  */
 typedef struct pushgate_queue_pair_options {
@@ -553,6 +563,17 @@ int pushgate_comm_connect_id(const struct pushgate_context *context,
                              uint32_t rank,
                              uint32_t ranks,
                              struct pushgate_comm **comm);
+
+/**
+ * Joins a communicator of `ranks` ranks, which exchange what they need by a function of the program: rank 0 makes a unique id,
+ * one call of `all_gather` in each rank hands it to the others, and all join with it. Waits for all ranks.
+ */
+int pushgate_comm_bootstrap(const struct pushgate_context *context,
+                            uint32_t rank,
+                            uint32_t ranks,
+                            pushgate_all_gather all_gather,
+                            void *user,
+                            struct pushgate_comm **comm);
 
 /**
  * Makes a communicator of `ranks` ranks inside this process, all on one context: for tests, and for programs whose ranks are

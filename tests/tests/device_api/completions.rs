@@ -14,7 +14,8 @@ fn p5_completions_come_once_and_in_order() {
         let rig = Rig::new(device, &[]);
         let pair = rig.pair(QpConfig { slots: Some(8), ..window(4096) });
         let shared = rig.context.shared("region", 4096).unwrap();
-        let rkey = pair[1].qp.register_shared(&shared).unwrap();
+        let registered = pair[1].qp.register_shared(&shared).unwrap();
+        let rkey = registered.key();
         let (from, to) = (rig.upload(&noise(4096, 5)), rig.zeroed(4096));
         // The kinds in turn, every third without a completion, far more than the CQ holds.
         let (mut steps, mut expected, mut sends) = (Vec::new(), Vec::new(), 0);
@@ -60,7 +61,8 @@ fn p5_many_threads_post_and_poll_and_each_completion_comes_once() {
         let pair = rig.pair(QpConfig { slots: Some(32), ..QpConfig::default() });
         let (each, total) = (7, 7 * 256);
         let shared = rig.context.shared("region", total * 8).unwrap();
-        let rkey = pair[1].qp.register_shared(&shared).unwrap();
+        let registered = pair[1].qp.register_shared(&shared).unwrap();
+        let rkey = registered.key();
         let (seen, result) = (rig.zeroed(total * 8), rig.zeroed(32));
         let first = 0xffff_ff00u64;
         let params = [pair[0].descriptor.addr(), seen.addr(), result.addr(), each, first << 32 | rkey as u64];

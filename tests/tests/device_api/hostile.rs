@@ -69,8 +69,9 @@ fn p8_hostile_wqes_end_their_queue_pair_alone() {
         ];
         for (i, (what, mut words)) in cases.into_iter().enumerate() {
             let pair = rig.pair(QpConfig::default());
+            let registered = pair[0].qp.register_shared(&shared).unwrap();
             if what == "from past its own region" {
-                words[5] |= pair[0].qp.register_shared(&shared).unwrap() as u64;
+                words[5] |= u64::from(registered.key());
             }
             let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
             let there = rig.upload(&bytes);
@@ -95,9 +96,9 @@ fn p8_puts_outside_of_what_was_registered_are_refused() {
         let other = rig.pair(QpConfig::default());
         let shared = rig.context.shared("region", 4096).unwrap();
         let bytes = shared.len() as u64;
-        let foreign = other[1].qp.register_shared(&shared).unwrap();
-        let gone = other[1].qp.register_shared(&shared).unwrap();
-        other[1].qp.deregister(gone).unwrap();
+        let at_another = other[1].qp.register_shared(&shared).unwrap();
+        let foreign = at_another.key();
+        drop(other[1].qp.register_shared(&shared).unwrap());
         type Put = fn(u32, u32, u64) -> (u32, u64);
         let cases: [(&str, Put); 5] = [
             ("another key", |rkey, _, _| (rkey ^ 1 << 20, 0)),
@@ -108,7 +109,8 @@ fn p8_puts_outside_of_what_was_registered_are_refused() {
         ];
         for (what, case) in cases {
             let pair = rig.pair(QpConfig::default());
-            let rkey = pair[1].qp.register_shared(&shared).unwrap();
+            let registered = pair[1].qp.register_shared(&shared).unwrap();
+            let rkey = registered.key();
             // Only by chance does a seed for each key keep the tags of two queue pairs apart; with
             // equal tags this would not be another key.
             let (key, offset) = case(rkey, if foreign == rkey { !rkey } else { foreign }, bytes);

@@ -20,11 +20,12 @@ pub fn one_sided(rig: &Rig, scopes: &[Scope], target: Target) {
     let pair = rig.pair(window(8192));
     let shared = rig.context.shared("region", 64 << 10).unwrap();
     let buffer = rig.zeroed(64 << 10);
-    let (region, rkey) = match target {
+    let (region, registered) = match target {
         Target::Shared => (shared.device_addr(), pair[1].qp.register_shared(&shared).unwrap()),
         // SAFETY: deregistered below, before the buffer is freed.
         Target::Buffer => (buffer.addr(), unsafe { pair[1].qp.register_buffer(&buffer) }.unwrap()),
     };
+    let rkey = registered.key();
     let data = noise(64 << 10, 2);
     let from = rig.upload(&data);
     let mut sizes = SIZES.to_vec();
@@ -61,8 +62,8 @@ pub fn one_sided(rig: &Rig, scopes: &[Scope], target: Target) {
             assert!(arrived[to..to + n] == data[at..at + n], "{target:?}, {scope:?}: put {i} of {n} bytes");
         }
     }
-    assert!(pair[1].qp.deregister(rkey).unwrap());
-    assert!(!pair[1].qp.deregister(rkey).unwrap(), "once is enough");
+    assert!(registered.deregister().unwrap());
+    assert!(registered.deregister().unwrap(), "it is free already");
 }
 
 #[test]
@@ -119,7 +120,8 @@ fn a_send_out_of_a_region_arrives() {
             let word = u64::from_le_bytes(bytes.try_into().unwrap());
             shared.words(i * 8, 1)[0].store(word, std::sync::atomic::Ordering::Relaxed);
         }
-        let lkey = pair[0].qp.register_shared(&shared).unwrap();
+        let registered = pair[0].qp.register_shared(&shared).unwrap();
+        let lkey = registered.key();
         let to = rig.zeroed(4096);
         let sent = pair[0].run(THREAD, &[Step::send(0, 3000, 7).out_of_region(lkey, 100), Step::flush()]);
         if rig.context.settings().qp == QpKind::Tcp {

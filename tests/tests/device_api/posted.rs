@@ -18,10 +18,11 @@ fn messages_land_in_posted_buffers() {
         let shared = rig.context.shared("region", 32 << 10).unwrap();
         // SAFETY: the buffer lives until both kernels have ended, and with them the queue pair's
         // use of it.
-        let lkeys = [
+        let registered = [
             unsafe { pair[1].qp.register_buffer(&buffer) }.unwrap(),
             pair[1].qp.register_shared(&shared).unwrap(),
         ];
+        let lkeys = [registered[0].key(), registered[1].key()];
         let data = noise(32 << 10, 9);
         let from = rig.upload(&data);
         let sizes = [0, 1, 40, 41, 1000, 4096, 8192, 64];
@@ -72,7 +73,8 @@ fn a_message_says_which_receive_it_took() {
         let rig = Rig::new(device, &[]);
         let pair = rig.pair(QpConfig { posted_receives: true, ..QpConfig::default() });
         let shared = rig.context.shared("region", 4096).unwrap();
-        let lkey = pair[1].qp.register_shared(&shared).unwrap();
+        let registered = pair[1].qp.register_shared(&shared).unwrap();
+        let lkey = registered.key();
         let from = rig.upload(&noise(64, 1));
         for (round, scope) in SCOPES.into_iter().enumerate() {
             // Posted for the last message first.
@@ -104,7 +106,8 @@ fn p4_without_a_posted_buffer_nothing_is_sent() {
         let c = rig.counters();
         assert_eq!((c.released, c.delivered), (0, 0));
         let shared = rig.context.shared("region", 4096).unwrap();
-        let lkey = pair[1].qp.register_shared(&shared).unwrap();
+        let registered = pair[1].qp.register_shared(&shared).unwrap();
+        let lkey = registered.key();
         all_ok(&pair[1].run(THREAD, &[Step::post_recv(lkey, 0, 64, 0), Step::recv(0, 64), Step::release(1)]));
         all_ok(&sender.end());
     });
@@ -117,7 +120,8 @@ fn p8_a_message_that_does_not_fit_its_buffer_is_refused() {
         let from = rig.upload(&noise(64, 1));
         let shared = rig.context.shared("region", 4096).unwrap();
         let pair = rig.pair(QpConfig { posted_receives: true, ..QpConfig::default() });
-        let lkey = pair[1].qp.register_shared(&shared).unwrap();
+        let registered = pair[1].qp.register_shared(&shared).unwrap();
+        let lkey = registered.key();
         let receiver = pair[1].start(THREAD, &[Step::post_recv(lkey, 0, 63, 5), Step::recv(0, 64)]);
         let sent = pair[0].run(THREAD, &[Step::send(from.addr(), 64, 5), Step::wait_signal(0, 1)]);
         assert_eq!(sent[1].status, "refused");

@@ -30,7 +30,8 @@ pub fn run(b: &Bench) -> Result<()> {
         let sender = upload_descriptors(&context, [&pair.ends[0]])?;
         let receiver = upload_descriptors(&context, [&pair.ends[1]])?;
         let target = context.shared("bench-target", bytes as usize)?;
-        let rkey = pair.ends[1].register_shared(&target)?;
+        let region = pair.ends[1].register_shared(&target)?;
+        let rkey = region.key();
         let (result, sunk) = (context.alloc(8)?, context.alloc(8)?);
         let one = Launch::new(1, 1).cooperating();
 

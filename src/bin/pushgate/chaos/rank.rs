@@ -205,9 +205,8 @@ pub fn run(o: &Options, rank: u32, parent: u32, number: u32) -> Result<()> {
     qps.sort_by_key(QueuePair::peer);
     // Each next link registers it again. No message goes there.
     let region = o.region.map(|bytes| context.shared("chaos region", bytes as usize)).transpose()?;
-    if let Some(region) = &region {
-        qps.iter().try_for_each(|qp| qp.register_shared(region).map(drop))?;
-    }
+    let registered = region.iter().flat_map(|memory| qps.iter().map(|qp| qp.register_shared(memory)));
+    let _registered = registered.collect::<pushgate::Result<Vec<_>>>()?;
     let ends = Ends { words: context.shared("chaos", qps.len() * BLOCK)?, qps };
     let descriptors = upload_descriptors(&context, &ends.qps)?;
     let params = Params {

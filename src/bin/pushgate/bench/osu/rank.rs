@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use pushgate::zerocopy::{Immutable, IntoBytes};
 use pushgate::{
-    Comm, Context, DeviceBuffer, Launch, Module, QpConfig, QueuePair, RegionKey, Shared, Stream, WaitOutcome,
+    Comm, Context, DeviceBuffer, Launch, Module, QpConfig, QueuePair, Region, Shared, Stream, WaitOutcome,
     status_name, upload_descriptors,
 };
 use serde::{Deserialize, Serialize};
@@ -75,7 +75,7 @@ impl Memory {
 
     /// # Safety
     /// It outlives the queue pair.
-    unsafe fn register(&self, qp: &QueuePair) -> Result<RegionKey> {
+    unsafe fn register(&self, qp: &QueuePair) -> Result<Region> {
         Ok(match self {
             Memory::Host(m) => qp.register_shared(m)?,
             // SAFETY: the caller's promise.
@@ -186,7 +186,9 @@ struct Rank<'a> {
     stream: Stream,
     descriptor: DeviceBuffer,
     result: DeviceBuffer,
-    lkey: RegionKey,
+    /// The source where messages go out of it in place.
+    sends_from: Option<Region>,
+    _puts_into: Option<Region>,
     ours: Hello,
     theirs: Hello,
     /// Iterations so far: signals only grow.
@@ -205,13 +207,14 @@ impl<'a> Rank<'a> {
         };
         let (source, target) = (memory(sends, "osu-source")?, memory(receives, "osu-target")?);
         let qp = comm.queue_pair(peer as u32, 0, QpConfig::default())?;
-        let register = |memory: Option<&Memory>| -> Result<RegionKey> {
+        let register = |memory: Option<&Memory>| -> Result<Option<Region>> {
             // SAFETY: source and target are dropped behind the queue pair, here and in the struct.
-            memory.map_or(Ok(0), |m| unsafe { m.register(&qp) })
+            memory.map(|m| unsafe { m.register(&qp) }).transpose()
         };
         // What lies in device memory is pushed.
-        let lkey = register(source.as_ref().filter(|m| matches!(m, Memory::Host(_))))?;
-        let rkey = register(target.as_ref())?;
+        let sends_from = register(source.as_ref().filter(|m| matches!(m, Memory::Host(_))))?;
+        let puts_into = register(target.as_ref())?;
+        let rkey = puts_into.as_ref().map_or(0, Region::key);
         let blocks = o.blocks.unwrap_or(if context.device() == "cuda" { 4 } else { 1 });
         let ours = Hello { asked: o.asked(), rkey, blocks, window: o.settings.window_size };
         let all = comm.all_gather(&serde_json::to_vec(&ours).expect("it is plain data"))?;
@@ -235,7 +238,8 @@ impl<'a> Rank<'a> {
             target,
             module: Module::embedded(context),
             stream: context.stream()?,
-            lkey,
+            sends_from,
+            _puts_into: puts_into,
             ours,
             theirs,
             first: 0,
@@ -265,7 +269,7 @@ impl<'a> Rank<'a> {
             batch: shape.batch,
             senders: shape.senders,
             peer_senders: Shape::new(o, 1 - me, &self.theirs, layout.bytes).senders,
-            lkey: self.lkey,
+            lkey: self.sends_from.as_ref().map_or(0, Region::key),
             rkey: self.theirs.rkey,
             answers: (me == 1 && o.kind != Kind::Bidirectional) as u32,
             flushes: (o.kind == Kind::Bidirectional) as u32,
