@@ -17,7 +17,8 @@ use pushgate_proxy::session::Status;
 
 use crate::context::Context;
 use crate::error::{Error, Result};
-use crate::mesh::{BothReady, Call, Ended, Events, Mesh, QUEUE_PAIRS, TellEngine, listen_at, meet};
+use crate::mesh::{BothReady, Call, Ended, Events, Meetings, Mesh, QUEUE_PAIRS, TellEngine, listen_at};
+use crate::pending::PendingQueuePairs;
 use crate::qp::{OwnEnd, QpConfig, QueuePair};
 use crate::ranks::{Membership, UniqueId};
 use crate::settings::{QpKind, Transport};
@@ -248,6 +249,12 @@ impl Comm {
     /// All offers go out before the first answer is waited for, so rings and meshes of queue pairs come
     /// up in whatever order the ranks call.
     pub fn queue_pairs(&self, ends: &[(u32, u32)], config: QpConfig) -> Result<Vec<QueuePair>> {
+        self.begin_queue_pairs(ends, config)?.wait()
+    }
+
+    /// Begins to make several queue pairs at once, as [`Comm::queue_pairs`] does, without waiting for the peers: for a thread
+    /// that has several ranks, or other work meanwhile.
+    pub fn begin_queue_pairs(&self, ends: &[(u32, u32)], config: QpConfig) -> Result<PendingQueuePairs<'_>> {
         self.mesh.here()?;
         let mut own = Vec::with_capacity(ends.len());
         for &(peer, label) in ends {
@@ -258,8 +265,13 @@ impl Comm {
             let set_up = self.mesh.set_up(peer, QUEUE_PAIRS + label);
             own.push((set_up, OwnEnd::new(&self.context, &self.mesh, peer, config)?));
         }
-        let mut joined = Vec::with_capacity(ends.len());
-        for BothReady { end, places, mut call } in meet(&self.mesh, own)? {
+        Ok(PendingQueuePairs::new(self, Meetings::begin(&self.mesh, own)?))
+    }
+
+    /// Joins ends that are ready, and whose peers are.
+    pub(crate) fn join_all<'a>(&'a self, ready: Vec<BothReady<'a, OwnEnd<'a>>>) -> Result<Vec<QueuePair>> {
+        let mut joined = Vec::with_capacity(ready.len());
+        for BothReady { end, places, mut call } in ready {
             let qp = end.join(&places, &mut call)?;
             let (label, incarnation) = call.peers();
             let member = Member { control: qp.control().downgrade(), peer: qp.peer(), label, incarnation };

@@ -30,6 +30,7 @@ mod gpu_mover;
 mod host_memory;
 mod mesh;
 mod origin;
+mod pending;
 mod placement;
 mod qp;
 pub mod ranks;
@@ -47,6 +48,7 @@ pub use context::{Context, ContextBuilder, Module};
 pub use error::{Error, ErrorCode, Result, status_name};
 pub use explain::explain;
 pub use host_memory::HostMemory;
+pub use pending::PendingQueuePairs;
 pub use pushgate_driver_shim::abi;
 pub use pushgate_driver_shim::placed::{State as RingState, Waiting};
 pub use pushgate_gpu_kernels::{

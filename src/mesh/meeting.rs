@@ -63,57 +63,94 @@ struct Meeting<'a, E> {
     call: Call<'a>,
 }
 
-/// Meets the peers of all of `ends`, or none. The mesh's timeout is the limit: for the peer's first answer, then for the
-/// rest.
-pub(crate) fn meet<'a, E: End>(mesh: &'a Mesh, ends: Vec<(SetUp<'a>, E)>) -> Result<Vec<BothReady<'a, E>>> {
-    let mut offered = Vec::with_capacity(ends.len());
-    for (set_up, mut end) in ends {
-        let offer = end.offer()?;
-        offered.push((set_up, end, offer));
-    }
-    let start = Instant::now();
-    let now = || start.elapsed().as_nanos() as u64;
-    let begin = |(set_up, end, offer)| Meeting {
-        end,
-        places: None,
-        call: Call::begin(set_up, offer, mesh.timeout, now()),
-    };
-    let mut all: Vec<Meeting<'a, E>> = offered.into_iter().map(begin).collect();
-    for meeting in &mut all {
-        meeting.go_on(now(), false)?;
-    }
-    let mut late = 0;
-    loop {
-        let here: Vec<usize> = (0..all.len()).filter(|i| all[*i].places.is_none()).collect();
-        let Some(wakes_at) = here.iter().map(|i| all[*i].call.wakes_at()).min() else { break };
-        let of: Vec<_> = here.iter().map(|i| all[*i].call.names()).collect();
-        // A peer that sends all the time does not keep a call going after its time is up.
-        let found = match late < LATE * all.len() {
-            true => mesh.next_of(&of, start + Duration::from_nanos(wakes_at))?,
-            false => None,
+/// Ends that meet their peers, all of them or none. The mesh's timeout is the limit: for the peer's first answer, then for
+/// the rest.
+pub(crate) struct Meetings<'a, E> {
+    mesh: &'a Mesh,
+    all: Vec<Meeting<'a, E>>,
+    start: Instant,
+    /// Frames read in a row after the time was up.
+    late: usize,
+}
+
+impl<'a, E: End> Meetings<'a, E> {
+    /// Sends the offers of all ends.
+    pub(crate) fn begin(mesh: &'a Mesh, ends: Vec<(SetUp<'a>, E)>) -> Result<Self> {
+        let mut offered = Vec::with_capacity(ends.len());
+        for (set_up, mut end) in ends {
+            let offer = end.offer()?;
+            offered.push((set_up, end, offer));
+        }
+        let start = Instant::now();
+        let begin = |(set_up, end, offer)| Meeting {
+            end,
+            places: None,
+            call: Call::begin(set_up, offer, mesh.timeout, start.elapsed().as_nanos() as u64),
         };
-        match found {
-            Some((i, (bytes, fds))) => {
-                late += (now() > wakes_at) as usize;
-                let meeting = &mut all[here[i]];
-                meeting.call.take(Frame { bytes, along: fds.into() }, now())?;
-                meeting.go_on(now(), false)?;
-            }
-            None => {
-                late = 0;
-                for i in here {
-                    all[i].call.machine().tick(now());
-                    all[i].go_on(now(), true)?;
+        let all = offered.into_iter().map(begin).collect();
+        let mut meetings = Meetings { mesh, all, start, late: 0 };
+        for meeting in &mut meetings.all {
+            meeting.go_on(start.elapsed().as_nanos() as u64, false)?;
+        }
+        Ok(meetings)
+    }
+
+    /// Takes what has come from the peers, and waits for more until `until`; `None`: until all ends are ready. True once all
+    /// are.
+    pub(crate) fn go_on(&mut self, until: Option<Instant>) -> Result<bool> {
+        let Meetings { mesh, all, start, late } = self;
+        let now = || start.elapsed().as_nanos() as u64;
+        loop {
+            let here: Vec<usize> = (0..all.len()).filter(|i| all[*i].places.is_none()).collect();
+            let Some(wakes_at) = here.iter().map(|i| all[*i].call.wakes_at()).min() else { return Ok(true) };
+            let of: Vec<_> = here.iter().map(|i| all[*i].call.names()).collect();
+            let due = *start + Duration::from_nanos(wakes_at);
+            // A peer that sends all the time does not keep a call going after its time is up.
+            let found = match *late < LATE * all.len() {
+                true => mesh.next_of(&of, until.map_or(due, |until| until.min(due)))?,
+                false => None,
+            };
+            match found {
+                Some((i, (bytes, fds))) => {
+                    *late += (now() > wakes_at) as usize;
+                    let meeting = &mut all[here[i]];
+                    meeting.call.take(Frame { bytes, along: fds.into() }, now())?;
+                    meeting.go_on(now(), false)?;
+                }
+                None if Instant::now() < due => return Ok(false),
+                None => {
+                    *late = 0;
+                    for i in here {
+                        all[i].call.machine().tick(now());
+                        all[i].go_on(now(), true)?;
+                    }
                 }
             }
         }
     }
-    let ready = |m: Meeting<'a, E>| BothReady {
-        end: m.end,
-        places: m.places.expect("the loop waits for all"),
-        call: m.call,
-    };
-    Ok(all.into_iter().map(ready).collect())
+
+    /// The ends.
+    ///
+    /// # Panics
+    ///
+    /// Where [`Meetings::go_on`] has not returned true.
+    pub(crate) fn ready(self) -> Vec<BothReady<'a, E>> {
+        let ready = |m: Meeting<'a, E>| BothReady {
+            end: m.end,
+            places: m.places.expect("all ends are ready"),
+            call: m.call,
+        };
+        self.all.into_iter().map(ready).collect()
+    }
+}
+
+/// Meets the peers of all of `ends`, or none.
+#[cfg(test)]
+pub(crate) fn meet<'a, E: End>(mesh: &'a Mesh, ends: Vec<(SetUp<'a>, E)>) -> Result<Vec<BothReady<'a, E>>> {
+    let mut meetings = Meetings::begin(mesh, ends)?;
+    let all = meetings.go_on(None)?;
+    assert!(all, "without a time it waits for all");
+    Ok(meetings.ready())
 }
 
 impl<E: End> Meeting<'_, E> {

@@ -49,7 +49,9 @@ use rustix::net::connect_unspec;
 use crate::error::{Error, Result};
 use crate::settings::Transport;
 use inbox::{Inbox, Leaving, Most, State};
-pub(crate) use meeting::{BothReady, Call, End, HandedOver, meet};
+#[cfg(test)]
+pub(crate) use meeting::meet;
+pub(crate) use meeting::{BothReady, Call, End, HandedOver, Meetings};
 use out::Out;
 pub(crate) use set_up::{Channel, SetUp, TellEnd, TellEngine};
 pub(crate) use tcp::{Fabric, May};
