@@ -2,19 +2,17 @@
 //! below the target folder. Also checks that every kernel compiles.
 
 use std::ffi::OsString;
-use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
-use std::{env, thread};
+use std::{env, fs};
 
 use anyhow::{Context, Result, bail};
 
-use crate::output::Output;
 use crate::paths::Paths;
 use crate::process;
 use crate::progress::Guard;
 use crate::system::{self, Need};
+use crate::venv::Venv;
 
 /// The last CUDA that drivers of the 580 branch run; each package has its own version.
 const WHEELS: [&str; 6] = [
@@ -89,52 +87,23 @@ fn is_cuda_13(nvcc: &Path) -> bool {
     output.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains("release 13."))
 }
 
-fn venv(paths: &Paths) -> PathBuf {
-    paths.target.join("cuda")
+fn venv(paths: &Paths) -> Venv {
+    Venv::new(paths, "cuda", &WHEELS, "CUDA 13.0's compiler (about 200 MB)")
 }
 
-/// The stamp of a virtual environment. It is written last, so an environment without it is
-/// unfinished or of other versions.
-fn stamp(venv: &Path) -> PathBuf {
-    venv.join("pushgate-wheels.txt")
-}
-
-fn fetched(venv: &Path) -> Option<Toolkit> {
-    if fs::read_to_string(stamp(venv)).ok()? != WHEELS.join("\n") {
+fn fetched(venv: &Venv) -> Option<Toolkit> {
+    if !venv.is_ready() {
         return None;
     }
-    let pythons = fs::read_dir(venv.join("lib")).ok()?.flatten();
+    let pythons = fs::read_dir(venv.folder().join("lib")).ok()?.flatten();
     let mut places = pythons.map(|python| python.path().join("site-packages/nvidia/cu13/bin/nvcc"));
     places.find(|nvcc| nvcc.is_file()).map(Toolkit::at)
 }
 
 fn fetch(paths: &Paths, guard: Guard) -> Result<Toolkit> {
     let venv = venv(paths);
-    fs::create_dir_all(&paths.target)?;
-    // Two tasks at once would empty the folder under each other.
-    let path = paths.target.join("cuda.lock");
-    let lock = File::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
-    while let Err(TryLockError::WouldBlock) = lock.try_lock() {
-        if process::interrupted() || guard.is_over() {
-            bail!("another task holds {}", path.display());
-        }
-        thread::sleep(Duration::from_millis(100));
-    }
-    if let Some(toolkit) = fetched(&venv) {
-        return Ok(toolkit);
-    }
-    // On stderr, because `nvcc` prints only a path to stdout.
-    let notice = format!("Fetching CUDA 13.0's compiler into {} (once; about 200 MB)\n", venv.display());
-    Output::of_this_thread().write_error(notice.as_bytes());
-    let mut make = process::command("python3", &paths.root);
-    make.args(["-m", "venv", "--clear"]).arg(&venv);
-    process::run_quietly(make, guard)?;
-    let mut install = process::command(venv.join("bin/python"), &paths.root);
-    install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]);
-    install.args(["--no-deps", "--only-binary", ":all:"]).args(WHEELS);
-    process::run_quietly(install, guard)?;
-    fs::write(stamp(&venv), WHEELS.join("\n"))?;
-    fetched(&venv).with_context(|| format!("the wheels left no nvcc in {}", venv.display()))
+    venv.make(paths, guard)?;
+    fetched(&venv).with_context(|| format!("the wheels left no nvcc in {}", venv.folder().display()))
 }
 
 /// Every .cu file, as paths from the repository root.

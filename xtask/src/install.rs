@@ -6,6 +6,7 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Component, Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
@@ -40,6 +41,8 @@ pub struct Target {
     pub destdir: Option<PathBuf>,
     /// The folder of libraries, below the prefix.
     pub libdir: PathBuf,
+    /// What pkg-config finds names the prefix by the way from its own file, so the prefix may be moved.
+    pub is_movable: bool,
 }
 
 impl Target {
@@ -60,13 +63,15 @@ impl Target {
     }
 }
 
-/// Installs library, headers, manual, and what pkg-config and CMake look for. Returns what was put there, without manual pages.
+/// Builds the library for this host, and installs library, headers, manual, and what pkg-config and CMake look for. Returns what was
+/// put there, without manual pages.
 pub fn run(paths: &Paths, target: &Target, guard: Guard) -> Result<Vec<PathBuf>> {
+    put_files(paths, target, &library(paths, guard)?)
+}
+
+/// Installs as [`run`] does, with a library that was built before.
+pub fn put_files(paths: &Paths, target: &Target, library: &Path) -> Result<Vec<PathBuf>> {
     target.check()?;
-    if let Some(reason) = system::unmet(NEEDS) {
-        anyhow::bail!("libpushgate {reason}");
-    }
-    let library = library(paths, guard)?;
     let name = library.file_name().context("a library has a name")?.to_string_lossy().into_owned();
     let mut put_there = Vec::new();
     let mut place = |file: PathBuf, content: &[u8]| -> Result<PathBuf> {
@@ -77,7 +82,7 @@ pub fn run(paths: &Paths, target: &Target, guard: Guard) -> Result<Vec<PathBuf>>
         put_there.push(at.clone());
         Ok(at)
     };
-    place(target.libdir.join(&name), &fs::read(&library)?)?;
+    place(target.libdir.join(&name), &fs::read(library)?)?;
     for header in HEADERS {
         let name = Path::new(header).file_name().context("a header has a name")?;
         place(Path::new("include/pushgate").join(name), &fs::read(paths.root.join(header))?)?;
@@ -105,9 +110,13 @@ fn filled(text: &str, target: &Target, library: &str) -> Result<String> {
     // From libdir/cmake/pushgate to the prefix.
     let up = vec![".."; target.libdir.components().count() + 2].join("/");
     let libdir = format!("${{prefix}}/{}", target.libdir.display());
+    let prefix = match target.is_movable {
+        true => format!("${{pcfiledir}}/{}", vec![".."; target.libdir.components().count() + 1].join("/")),
+        false => target.prefix.display().to_string(),
+    };
     let minor = VERSION.rsplit_once('.').context("a version has three numbers")?.0;
     let text = [
-        ("@PREFIX@", target.prefix.display().to_string().as_str()),
+        ("@PREFIX@", prefix.as_str()),
         ("@LIBDIR@", &libdir),
         ("@VERSION@", VERSION),
         ("@MINOR@", minor),
@@ -119,32 +128,52 @@ fn filled(text: &str, target: &Target, library: &str) -> Result<String> {
     Ok(text)
 }
 
-/// Builds the library, without symbols of functions that do not leave it; returns its path.
+/// Builds the library for this host, without symbols of functions that do not leave it; returns its path.
 pub fn library(paths: &Paths, guard: Guard) -> Result<PathBuf> {
+    if let Some(reason) = system::unmet(NEEDS) {
+        anyhow::bail!("libpushgate {reason}");
+    }
     let mut cargo = process::cargo(&paths.root);
     cargo.args(["build", "--quiet", "--release", "--package", "pushgate-c"]);
     process::run_quietly(cargo, guard)?;
+    let out = paths.scratch("c-api")?;
+    let cc = process::command("cc", &out);
+    link(paths, cc, &paths.target.join("release/libpushgate_c.a"), LIBRARIES, guard)
+}
+
+/// Links the library in the linker's folder, of an archive that cargo made, and takes its symbols out.
+pub fn link(
+    paths: &Paths,
+    mut linker: Command,
+    archive: &Path,
+    libraries: &[&str],
+    guard: Guard,
+) -> Result<PathBuf> {
+    let out = linker.get_current_dir().context("the linker runs in a folder")?.to_path_buf();
     let map = paths.root.join("c-api/libpushgate.map");
     let name =
         format!("libpushgate.so.{}", interface(&fs::read_to_string(&map).context("cannot read the map")?)?);
-    let out = paths.scratch("c-api")?;
     let whole = out.join("libpushgate.so.whole");
-    let mut link = process::command("cc", &out);
-    link.arg("-shared").arg("-o").arg(&whole);
-    link.arg(format!("-Wl,-soname,{name}"));
-    link.arg(format!("-Wl,--version-script,{}", map.display()));
+    linker.arg("-shared").arg("-o").arg(&whole);
+    linker.arg(format!("-Wl,-soname,{name}"));
+    linker.arg(format!("-Wl,--version-script,{}", map.display()));
     // A name in the map that there is none of, and a call that nothing defines, are errors.
-    link.args(["-Wl,--no-undefined-version", "-Wl,--no-undefined", "-Wl,--as-needed"]);
+    linker.args(["-Wl,--no-undefined-version", "-Wl,--no-undefined", "-Wl,--as-needed"]);
     // Code that Rust's runtime has registered with the C library must not be unmapped by dlclose.
-    link.args(["-Wl,--gc-sections", "-Wl,-z,relro,-z,now,-z,nodelete"]);
-    link.arg("-Wl,--whole-archive").arg(paths.target.join("release/libpushgate_c.a"));
-    link.arg("-Wl,--no-whole-archive").args(LIBRARIES);
-    process::run_quietly(link, guard)?;
+    linker.args(["-Wl,--gc-sections", "-Wl,-z,relro,-z,now,-z,nodelete"]);
+    linker.arg("-Wl,--whole-archive").arg(archive).arg("-Wl,--no-whole-archive").args(libraries);
+    process::run_quietly(linker, guard)?;
     let library = out.join(name);
-    let mut strip = process::command("strip", &out);
-    strip.args(["--strip-unneeded", "--remove-section=.comment", "-o"]).arg(&library).arg(&whole);
-    process::run_quietly(strip, guard)?;
+    strip(&whole, &library, &["--strip-unneeded"], guard)?;
     Ok(library)
+}
+
+/// Writes a program or a library without its symbols and without the compiler's name.
+pub fn strip(from: &Path, to: &Path, how: &[&str], guard: Guard) -> Result<()> {
+    let folder = to.parent().context("a file lies in a folder")?;
+    let mut strip = process::command("strip", folder);
+    strip.args(how).args(["--remove-section=.comment", "-o"]).arg(to).arg(from);
+    process::run_quietly(strip, guard)
 }
 
 /// The interface's version, as the map names its symbols: 0.2 of PUSHGATE_0.2.
@@ -158,7 +187,12 @@ mod tests {
     use super::*;
 
     fn target(prefix: &str, libdir: &str, destdir: Option<&str>) -> Target {
-        Target { prefix: prefix.into(), libdir: libdir.into(), destdir: destdir.map(PathBuf::from) }
+        Target {
+            prefix: prefix.into(),
+            libdir: libdir.into(),
+            destdir: destdir.map(PathBuf::from),
+            is_movable: false,
+        }
     }
 
     #[test]
@@ -167,6 +201,8 @@ mod tests {
         assert_eq!(usr.at("include/a.h"), Path::new("/tmp/tree/usr/include/a.h"));
         let text = filled("@PREFIX@ @LIBDIR@ @LIBRARY@ @UP@", &usr, "libpushgate.so.0.2").unwrap();
         assert_eq!(text, "/usr ${prefix}/lib/x86_64-linux-gnu libpushgate.so.0.2 ../../../..");
+        let movable = Target { is_movable: true, ..target("/opt", "lib", None) };
+        assert_eq!(filled("@PREFIX@ @LIBDIR@", &movable, "").unwrap(), "${pcfiledir}/../.. ${prefix}/lib");
     }
 
     #[test]

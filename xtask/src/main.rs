@@ -2,6 +2,7 @@
 
 mod bench;
 mod bindings;
+mod chroot;
 mod cuda;
 mod files;
 mod gpu;
@@ -24,6 +25,7 @@ mod sim;
 mod site;
 mod steps;
 mod system;
+mod venv;
 mod vm;
 mod workspace;
 
@@ -118,8 +120,24 @@ enum Task {
     },
     /// Build the kernel module for the virtual machine's kernel; a warning is an error.
     Kmod,
-    /// Make the Debian package: the command, headers, manual, and the kernel module's sources for dkms.
-    Package,
+    /// Make packages for users without Rust, and print where they are: the Debian package, if no option names another.
+    Package {
+        /// The Debian package.
+        #[arg(long)]
+        deb: bool,
+        /// The RPM package.
+        #[arg(long)]
+        rpm: bool,
+        /// The archive with install.sh, uninstall.sh and a Containerfile.
+        #[arg(long)]
+        archive: bool,
+        /// The Python wheel, into wheels in the target folder.
+        #[arg(long)]
+        wheel: bool,
+        /// All of them.
+        #[arg(long)]
+        all: bool,
+    },
     /// Install the C library, libpushgate.so, with its headers, its manual, and what pkg-config and CMake look for.
     Install {
         /// Folder below which programs will find them, an absolute path.
@@ -178,12 +196,22 @@ fn run(cli: Cli) -> Result<ExitCode> {
             println!("{}", kmod::task(&paths)?.display());
             Ok(ExitCode::SUCCESS)
         }
-        Task::Package => {
-            println!("{}", package::build(&paths, Guard::NONE)?.display());
+        Task::Package { deb, rpm, archive, wheel, all } => {
+            let named = [deb, rpm, archive, wheel];
+            let takes = |index: usize| all || named[index] || (index == 0 && !named.contains(&true));
+            let kinds: Vec<_> = package::ALL
+                .into_iter()
+                .enumerate()
+                .filter(|(i, _)| takes(*i))
+                .map(|(_, kind)| kind)
+                .collect();
+            for package in package::build(&paths, &kinds, Guard::NONE)? {
+                println!("{}", package.display());
+            }
             Ok(ExitCode::SUCCESS)
         }
         Task::Install { prefix, destdir, libdir } => {
-            let target = install::Target { prefix, destdir, libdir };
+            let target = install::Target { prefix, destdir, libdir, is_movable: false };
             for file in install::run(&paths, &target, Guard::NONE)? {
                 println!("{}", file.display());
             }

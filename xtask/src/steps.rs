@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::bench::{Bench, Outcome, passed};
 use crate::output::say;
 use crate::system::{self, Need};
-use crate::{bindings, cuda, layout, plugin, process, programs, promises, sim, site, vm};
+use crate::{bindings, cuda, layout, package, plugin, process, programs, promises, sim, site, vm};
 
 /// The lane of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -286,6 +286,24 @@ pub const STEPS: &[Step] = &[
         needs: vm::suites::PACKAGE_NEEDS,
         about: "the Debian package, installed and removed in a virtual machine",
         run: |bench| vm::step_of_one(bench, "package"),
+    },
+    Step {
+        name: "wheel",
+        budget: 700,
+        when: When::Full,
+        lane: Lane::Main,
+        needs: package::test::WHEEL_NEEDS,
+        about: "the Python wheel, built for glibc 2.28, in a fresh environment without Rust: bindings, types, the plugin; fetches zig once",
+        run: package::test::wheel,
+    },
+    Step {
+        name: "packages",
+        budget: 300,
+        when: When::Full,
+        lane: Lane::Main,
+        needs: package::test::NEEDS,
+        about: "deb, RPM, archive and wheel, each installed, used and removed in a small Debian without Rust, which is fetched once",
+        run: package::test::packages,
     },
     Step {
         name: "nccl-gpu",

@@ -38,6 +38,12 @@ pub enum Need {
     ModuleBuild,
     /// Programs that make the Debian package.
     Packaging,
+    /// What makes the manual page of section 4.
+    Manual,
+    /// What makes the RPM package.
+    Rpm,
+    /// Root, and what makes a small Debian in a folder, in which packages are installed and used.
+    Chroot,
     /// What the package and its test need on the system where it is installed.
     Installing,
     /// A launcher of MPI's, under which tests start ranks.
@@ -51,7 +57,7 @@ pub enum Need {
 }
 
 /// All needs, in the order in which they are reported.
-pub const ALL: [Need; 17] = [
+pub const ALL: [Need; 20] = [
     Need::Cxx,
     Need::Python,
     Need::Libclang,
@@ -64,6 +70,9 @@ pub const ALL: [Need; 17] = [
     Need::Kmod,
     Need::ModuleBuild,
     Need::Packaging,
+    Need::Manual,
+    Need::Rpm,
+    Need::Chroot,
     Need::Installing,
     Need::Launcher,
     Need::Valgrind,
@@ -88,7 +97,10 @@ impl Need {
             }
             Need::Kmod => "depmod and xz",
             Need::ModuleBuild => "gcc-12 and make",
-            Need::Packaging => "dpkg-deb, dpkg-shlibdeps, strip and lowdown",
+            Need::Packaging => "dpkg-deb, dpkg-shlibdeps and strip",
+            Need::Manual => "lowdown",
+            Need::Rpm => "rpmbuild",
+            Need::Chroot => "root, mmdebstrap and unshare",
             Need::Installing => "dkms, addgroup, udev and man",
             Need::Launcher => "mpirun",
             Need::Valgrind => "valgrind",
@@ -118,9 +130,10 @@ impl Need {
             }
             Need::Kmod => have(&["depmod", "modprobe", "xz"]),
             Need::ModuleBuild => succeeds("gcc-12", &["--version"]) && succeeds("make", &["--version"]),
-            Need::Packaging => {
-                have(&["dpkg-deb", "dpkg-shlibdeps", "dpkg-parsechangelog", "strip", "lowdown"])
-            }
+            Need::Packaging => have(&["dpkg-deb", "dpkg-shlibdeps", "dpkg-parsechangelog", "strip"]),
+            Need::Manual => have(&["lowdown"]),
+            Need::Rpm => have(&["rpmbuild"]),
+            Need::Chroot => rustix::process::geteuid().is_root() && have(&["mmdebstrap", "unshare"]),
             Need::Installing => {
                 have(&["dkms", "addgroup", "udevadm", "man"])
                     && Path::new("/lib/systemd/systemd-udevd").exists()
@@ -147,7 +160,10 @@ impl Need {
             }
             Need::Kmod => Source::Apt(&["kmod", "xz-utils"]),
             Need::ModuleBuild => Source::Apt(&["gcc-12", "make"]),
-            Need::Packaging => Source::Apt(&["dpkg-dev", "binutils", "lowdown"]),
+            Need::Packaging => Source::Apt(&["dpkg-dev", "binutils"]),
+            Need::Manual => Source::Apt(&["lowdown"]),
+            Need::Rpm => Source::Apt(&["rpm"]),
+            Need::Chroot => Source::Apt(&["mmdebstrap", "util-linux"]),
             Need::Installing => Source::Apt(&["dkms", "adduser", "udev", "man-db"]),
             Need::Launcher => Source::Apt(&["openmpi-bin"]),
             Need::Valgrind => Source::Apt(&["valgrind"]),

@@ -67,7 +67,8 @@ pub fn run_suites(
             if let Some(reason) = system::unmet(PACKAGE_NEEDS) {
                 bail!("installing the package in the virtual machine {reason}");
             }
-            settings.push_str(&export("PACKAGE", &package::build(paths, guard)?));
+            let package = package::build(paths, &[package::Kind::Deb], guard)?.remove(0);
+            settings.push_str(&export("PACKAGE", &package));
             settings.push_str(&export("HEADERS_DIR", &kernel::headers(paths, kernel, guard)?));
         }
         let patience = progress::patience(progress::slowness());

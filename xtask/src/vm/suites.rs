@@ -12,6 +12,7 @@ pub const PACKAGE_NEEDS: &[Need] = &[
     Need::ModuleBuild,
     Need::Cxx,
     Need::Packaging,
+    Need::Manual,
     Need::Installing,
     Need::CBuild,
 ];

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""``python -m pushgate``: where the wheel's files are, and what NCCL has to be told."""
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import Optional
+
+from . import _command, _files
+
+_PATHS = {
+    "plugin": _files.plugin,
+    "library": _files.library,
+    "include": _files.include,
+    "pkgconfig": _files.pkgconfig,
+    "command": _files.command,
+}
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m pushgate", description=__doc__)
+    tasks = parser.add_subparsers(dest="task", required=True, metavar="TASK")
+    env = tasks.add_parser("env", help="print the variables with which NCCL takes the plugin, as lines for a shell")
+    env.add_argument("--json", action="store_true", help="print them as one JSON object")
+    path = tasks.add_parser("path", help="print where one of the wheel's files or folders is")
+    path.add_argument("what", choices=sorted(_PATHS))
+    tasks.add_parser(
+        "check",
+        add_help=False,
+        help="say whether NCCL takes the plugin, and how fast it is: `pushgate nccl-check`, whose arguments may follow",
+    )
+    options, rest = parser.parse_known_args(arguments)
+    if options.task == "check":
+        _command.run(["nccl-check", "--plugin", str(_files.plugin()), *rest])
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if options.task == "path":
+        print(_PATHS[options.what]())
+        return 0
+    variables = _files.nccl_environment()
+    if options.json:
+        print(json.dumps(variables, indent=2))
+    else:
+        for name, value in variables.items():
+            print(f"export {name}={shlex.quote(value)}")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except FileNotFoundError as error:
+        sys.exit(f"python -m pushgate: {error}")

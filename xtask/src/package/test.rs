@@ -1,0 +1,93 @@
+//! Tests of packages: each is installed, used and removed on a Debian without Rust, and nothing is left behind.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::natives;
+use super::{ALL, Kind};
+use crate::bench::{Bench, Outcome};
+use crate::chroot::Root;
+use crate::files::copy_folder;
+use crate::output::say;
+use crate::process;
+use crate::system::Need;
+use crate::venv::Venv;
+
+/// What the step `packages` needs.
+pub const NEEDS: &[Need] =
+    &[Need::Cxx, Need::Packaging, Need::Manual, Need::Rpm, Need::Python, Need::Strip, Need::Chroot];
+
+/// What the step `wheel` needs.
+pub const WHEEL_NEEDS: &[Need] = &[Need::Cxx, Need::Python, Need::Strip];
+
+/// What a user's Debian has: compilers for C and C++ and pkg-config, Python, and what the packages depend on.
+const INSTALLED: &[&str] =
+    &["g++", "pkg-config", "python3-venv", "iproute2", "man-db", "adduser", "dkms", "kmod", "udev", "rpm"];
+
+/// Checks the bindings' types as a user's program sees them.
+const MYPY: [&str; 6] = [
+    "mypy==2.4.1",
+    "mypy_extensions==1.2.0",
+    "ast_serialize==0.13.1",
+    "librt==0.17.0",
+    "pathspec==1.1.1",
+    "typing_extensions==4.16.0",
+];
+
+/// The wheel, installed into a fresh virtual environment without Rust.
+pub fn wheel(bench: &mut Bench) -> Result<Outcome> {
+    let (paths, guard) = (&bench.paths, bench.guard);
+    let wheel = super::build(paths, &[Kind::Wheel], guard)?.remove(0);
+    let caller = caller(bench)?;
+    let fresh = paths.scratch("wheel-test")?;
+    fs::remove_dir_all(&fresh)?;
+    let run = |program: &Path, arguments: &[&str]| {
+        let mut command = process::command(program, &paths.root);
+        // Nothing of Rust, and nothing of this checkout.
+        command.env_clear().env("PATH", "/usr/bin:/bin").env("HOME", &fresh).env("NCCL_CALLER", &caller);
+        process::run(command_with(command, arguments), guard)
+    };
+    let python = fresh.join("bin/python");
+    run(Path::new("python3"), &["-m", "venv", &fresh.display().to_string()])?;
+    let wheel = wheel.display().to_string();
+    run(&python, &["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", &wheel])?;
+    run(&python, &["-m", "unittest", "discover", "-s", "python/tests", "-v"])?;
+    let mypy = Venv::new(paths, "xtask/mypy", &MYPY, "mypy (about 20 MB)");
+    mypy.make(paths, guard)?;
+    let python = format!("--python-executable={}", python.display());
+    run(&mypy.program("mypy"), &["--strict", "--cache-dir=/dev/null", &python, "python/tests"])?;
+    Ok(Outcome::Passed)
+}
+
+fn command_with(mut command: std::process::Command, arguments: &[&str]) -> std::process::Command {
+    command.args(arguments);
+    command
+}
+
+/// Every package, in a small Debian.
+pub fn packages(bench: &mut Bench) -> Result<Outcome> {
+    let packages = super::build(&bench.paths, &ALL, bench.guard)?;
+    let caller = caller(bench)?;
+    let (paths, guard) = (&bench.paths, bench.guard);
+    let root = Root::debian(paths, "bookworm", INSTALLED, guard)?;
+    let given = paths.scratch("given")?;
+    fs::remove_dir_all(&given)?;
+    copy_folder(&paths.root.join("packaging/tests"), &given.join("tests"))?;
+    copy_folder(&paths.root.join("python/tests"), &given.join("python-tests"))?;
+    for file in packages.iter().chain([&caller]) {
+        let name = file.file_name().context("a file has a name")?;
+        fs::copy(file, given.join(name)).with_context(|| format!("cannot copy {}", file.display()))?;
+    }
+    for script in ["deb.sh", "rpm.sh", "archive.sh", "wheel.sh"] {
+        say!("{script}:");
+        root.run(paths, &given, &format!("tests/{script}"), guard)?;
+    }
+    Ok(Outcome::Passed)
+}
+
+/// The program that drives the plugin as NCCL does, for old hosts too.
+fn caller(bench: &Bench) -> Result<PathBuf> {
+    natives::test_program(&bench.paths, "pushgate-tests", "nccl-caller", bench.guard)
+}
