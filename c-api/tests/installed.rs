@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
-use pushgate_tests::built::root;
+use pushgate_tests::built::{pushgate, root};
 use pushgate_tests::skip;
 
 /// A folder of this test for `name`, empty.
@@ -222,6 +222,82 @@ fn the_example_is_built_by_cmake() {
     let refused = output(configure.arg(format!("-DCMAKE_PREFIX_PATH={}", prefix().display())));
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success() && said.contains("requested version \"9.1\""), "{said}");
+}
+
+/// A script that starts an example's ranks, with the command `pushgate` in the path.
+fn run_script(script: &str) -> Command {
+    let mut command = program(&root().join("examples").join(script));
+    let mut places = vec![pushgate().parent().unwrap().to_path_buf()];
+    places.extend(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()));
+    command.env("PATH", std::env::join_paths(places).unwrap());
+    command
+}
+
+/// Builds an example in C by pkg-config.
+fn built_by_pkg_config(compiler: &str, source: &str) -> PathBuf {
+    let name = Path::new(source).file_stem().unwrap();
+    let to = scratch(&format!("example-{}", name.display())).join(name);
+    let mut compile = Command::new(compiler);
+    compile.args(["-std=c99", "-Wall", "-Wextra", "-Werror"]).arg(root().join("examples").join(source));
+    run(compile.args(pkg_config(&["--cflags", "--libs"])).arg("-o").arg(&to));
+    to
+}
+
+/// The lines without the numbers of ranks that a launcher puts before them, sorted.
+fn lines(said: &str) -> Vec<&str> {
+    let mut lines: Vec<_> =
+        said.lines().map(|line| line.trim_start_matches(|c| "[0123456789] ".contains(c))).collect();
+    lines.sort();
+    lines
+}
+
+#[test]
+fn the_cuda_example_is_built_by_cmake_for_the_cpu_and_its_processes_push_to_each_other() {
+    if !have("cmake") {
+        return;
+    }
+    let build = scratch("cmake-cuda");
+    let mut configure = Command::new("cmake");
+    configure.arg("-S").arg(root().join("examples/cuda")).arg("-B").arg(&build).arg("-DPUSHGATE_CPU=ON");
+    run(configure.arg(format!("-DCMAKE_PREFIX_PATH={}", prefix().display())));
+    run(Command::new("cmake").arg("--build").arg(&build));
+    let said = run(run_script("cuda/run.sh").arg(build.join("push")));
+    let right = |rank: u32, peer: u32| format!("rank {rank}: all 262144 words of rank {peer} are right");
+    assert_eq!(lines(&said), [right(0, 1), right(1, 0)]);
+}
+
+#[test]
+fn the_halo_exchange_is_right_by_push_and_by_memcpy_for_two_and_three_ranks() {
+    if !have("pkg-config") {
+        return;
+    }
+    let halo = built_by_pkg_config("cc", "halo/halo.c");
+    for ranks in ["2", "3"] {
+        let said = run(run_script("halo/run.sh").arg(&halo).arg(ranks));
+        let lines = lines(&said);
+        assert_eq!(lines.len(), 2, "{said}");
+        for (line, way) in lines.iter().zip(["memcpy ", "push "]) {
+            assert!(line.starts_with(way) && line.contains("right after 20 steps"), "{said}");
+        }
+    }
+}
+
+#[test]
+fn the_mpi_example_meets_by_an_id_that_mpi_hands_on() {
+    if !have("pkg-config") || !have("mpicc") || !have("mpirun") {
+        return;
+    }
+    let ring = built_by_pkg_config("mpicc", "mpi/ring.c");
+    for ranks in [2, 3] {
+        let mut script = run_script("mpi/run.sh");
+        script.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        let said = run(script.arg(&ring).arg(ranks.to_string()).arg("--oversubscribe"));
+        let right =
+            |rank| format!("rank {rank}: all 65536 bytes of rank {} are right", (rank + ranks - 1) % ranks);
+        let mut said: Vec<_> = said.lines().collect();
+        said.sort();
+        assert_eq!(said, (0..ranks).map(right).collect::<Vec<_>>());
+    }
 }
 
 #[test]

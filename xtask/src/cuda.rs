@@ -28,8 +28,16 @@ const WHEELS: [&str; 6] = [
 const ARCHITECTURES: [&str; 3] = ["80", "90", "100"];
 
 /// Folders that hold device code, from the repository root.
-const KERNELS: [&str; 2] = ["gpu-kernels/kernels", "examples"];
-const INCLUDES: [&str; 2] = ["gpu-kernels/include", "driver-shim/include"];
+const KERNELS: [&str; 7] = [
+    "gpu-kernels/kernels",
+    "examples",
+    "examples/c",
+    "examples/cuda",
+    "examples/halo",
+    "examples/mpi",
+    "examples/pytorch",
+];
+const INCLUDES: [&str; 3] = ["gpu-kernels/include", "driver-shim/include", "c-api/include"];
 
 /// A CUDA 13 toolkit.
 pub struct Toolkit {

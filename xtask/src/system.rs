@@ -46,7 +46,7 @@ pub enum Need {
     Chroot,
     /// What the package and its test need on the system where it is installed.
     Installing,
-    /// A launcher of MPI's, under which tests start ranks.
+    /// MPI's launcher, under which tests start ranks, and its compiler.
     Launcher,
     /// Valgrind's memcheck.
     Valgrind,
@@ -102,7 +102,7 @@ impl Need {
             Need::Rpm => "rpmbuild",
             Need::Chroot => "root, mmdebstrap and unshare",
             Need::Installing => "dkms, addgroup, udev and man",
-            Need::Launcher => "mpirun",
+            Need::Launcher => "mpirun and mpicc",
             Need::Valgrind => "valgrind",
             Need::Strip => "strip",
             Need::CBuild => "pkg-config, cmake, make, nm, readelf and man",
@@ -138,7 +138,7 @@ impl Need {
                 have(&["dkms", "addgroup", "udevadm", "man"])
                     && Path::new("/lib/systemd/systemd-udevd").exists()
             }
-            Need::Launcher => have(&["mpirun"]),
+            Need::Launcher => have(&["mpirun", "mpicc"]),
             Need::Valgrind => succeeds("valgrind", &["--version"]),
             Need::Strip => have(&["strip"]),
             Need::CBuild => have(&["pkg-config", "cmake", "make", "nm", "readelf", "man"]),
@@ -165,7 +165,7 @@ impl Need {
             Need::Rpm => Source::Apt(&["rpm"]),
             Need::Chroot => Source::Apt(&["mmdebstrap", "util-linux"]),
             Need::Installing => Source::Apt(&["dkms", "adduser", "udev", "man-db"]),
-            Need::Launcher => Source::Apt(&["openmpi-bin"]),
+            Need::Launcher => Source::Apt(&["openmpi-bin", "libopenmpi-dev"]),
             Need::Valgrind => Source::Apt(&["valgrind"]),
             Need::Strip => Source::Apt(&["binutils"]),
             Need::CBuild => Source::Apt(&["pkg-config", "cmake", "make", "binutils", "man-db"]),
