@@ -122,6 +122,6 @@ if [ -z "$destdir" ] && [ "$(id -u)" = 0 ] && command -v ldconfig >/dev/null; th
 fi
 version=$("$to/bin/pushgate" --version)
 echo "$version is in $prefix; to remove it: $prefix/lib/pushgate/uninstall.sh"
-echo "for NCCL:             export NCCL_NET_PLUGIN=$prefix/lib/libnccl-net-pushgate.so NCCL_NET=pushgate NCCL_NET_PLUGIN_REF_COUNT=1"
-echo "for programs in C:    export PKG_CONFIG_PATH=$prefix/lib/pkgconfig LD_LIBRARY_PATH=$prefix/lib"
-echo "for the kernel module, as root: groupadd --system pushgate; dkms install $prefix/src/pushgate-@VERSION@"
+echo "for NCCL:             export NCCL_NET_PLUGIN='$prefix/lib/libnccl-net-pushgate.so' NCCL_NET=pushgate NCCL_NET_PLUGIN_REF_COUNT=1"
+echo "for programs in C:    export PKG_CONFIG_PATH='$prefix/lib/pkgconfig' LD_LIBRARY_PATH='$prefix/lib'"
+echo "for the kernel module, as root: groupadd --system pushgate; dkms install '$prefix/src/pushgate-@VERSION@'"

@@ -4,7 +4,7 @@
 
 # Every file and folder outside of what package managers keep for themselves.
 state() {
-    find / -xdev \( -path /proc -o -path /dev -o -path /given -o -path /tmp -o -path /root/.cache \
+    find / -xdev \( -path /proc -o -path /dev -o -path /given -o -path /tmp -o -path /run -o -path /root/.cache -o -path /root/.rpmdb \
         -o -path /var/lib/dpkg -o -path /var/lib/rpm -o -path /var/lib/apt -o -path /var/cache -o -path /var/log \
         -o -path /etc/ld.so.cache -o -path '/etc/*-' -o -path /etc/.pwd.lock \) -prune \
         -o -printf '%y %m %u %g %p %l\n' | sort

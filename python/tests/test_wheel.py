@@ -315,7 +315,8 @@ class HostEnds(unittest.TestCase):
                 assert done.wait(LIMIT)
 
         count = self.pair([send, idle], {"timeout": "2s"})[0]
-        self.assertTrue(1 <= count <= 4, count)
+        # Two are received, and four hold the slots.
+        self.assertTrue(1 <= count <= 6, count)
 
     def test_a_message_longer_than_the_room_stays_the_next_one(self) -> None:
         def send(comm: pushgate.Comm, _: pushgate.Context) -> None:

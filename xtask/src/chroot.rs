@@ -17,23 +17,8 @@ pub struct Root {
     folder: PathBuf,
 }
 
-/// Runs in namespaces of its own, so mounts and processes end with it: $1 is the root's folder, $2 an empty folder, $3 a folder
-/// that the guest sees as /given, $4 the script in it.
-const ENTER: &str = r#"
-mount --make-rprivate /
-mount -t tmpfs -o size=3G none "$2"
-mkdir "$2/upper" "$2/work" "$2/root"
-mount -t overlay -o "lowerdir=$1,upperdir=$2/upper,workdir=$2/work" none "$2/root"
-cd "$2/root"
-mkdir -p given
-mount --bind "$3" given
-mount -o remount,bind,ro given
-mount -t proc proc proc
-mount --rbind /dev dev
-mount -t tmpfs -o mode=1777 none dev/shm
-exec chroot . /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 \
-    sh -euc 'cd /; ip link set lo up; . "/given/$1"' sh "$4"
-"#;
+/// The script that enters it, on the host's side.
+const ENTER: &str = include_str!("chroot.sh");
 
 impl Root {
     /// The Debian in the target folder, fetched with mmdebstrap if it is not there or has other packages. Needs [`Need::Chroot`].
@@ -63,12 +48,16 @@ impl Root {
 
     /// Runs a script of the folder `given`, by `sh -eu`, as root, without a network, where `given` is /given.
     pub fn run(&self, paths: &Paths, given: &Path, script: &str, guard: Guard) -> Result<()> {
-        let empty = paths.scratch("roots")?.join("run");
+        let place = paths.scratch("roots")?;
+        let (empty, enter) = (place.join("run"), place.join("enter.sh"));
         fs::create_dir_all(&empty)?;
+        fs::write(&enter, ENTER)?;
         let mut unshare = process::command("unshare", given);
-        unshare.args(["--mount", "--pid", "--fork", "--kill-child", "--net", "--ipc", "--uts", "sh", "-euc"]);
+        unshare
+            .args(["--mount", "--pid", "--fork", "--kill-child", "--net", "--ipc", "--uts", "sh", "-eu"])
+            .arg(enter);
         let folders: [&OsStr; 3] = [self.folder.as_os_str(), empty.as_os_str(), given.as_os_str()];
-        unshare.args([ENTER, "sh"]).args(folders).arg(script);
+        unshare.args(folders).arg(script);
         process::run_quietly(unshare, guard).with_context(|| format!("{script} in a small Debian"))
     }
 }

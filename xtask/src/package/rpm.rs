@@ -32,7 +32,6 @@ const NOT_OWNED: &[&str] = &[
     "include",
     "lib",
     "lib/systemd",
-    "lib/systemd/user",
     "lib/udev",
     "lib/udev/rules.d",
     "lib64",
@@ -41,7 +40,6 @@ const NOT_OWNED: &[&str] = &[
     "share/man",
     "share/man/man1",
     "share/man/man3",
-    "share/man/man4",
     "src",
 ];
 
