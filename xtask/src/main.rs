@@ -24,7 +24,9 @@ mod runner;
 mod sim;
 mod site;
 mod steps;
+mod supply_chain;
 mod system;
+mod tools;
 mod venv;
 mod vm;
 mod workspace;
@@ -138,6 +140,8 @@ enum Task {
         #[arg(long)]
         all: bool,
     },
+    /// Write what the programs are made of, in CycloneDX's form, and print where it is (compiles cargo-cyclonedx once).
+    Sbom,
     /// Install the C library, libpushgate.so, with its headers, its manual, and what pkg-config and CMake look for.
     Install {
         /// Folder below which programs will find them, an absolute path.
@@ -207,6 +211,12 @@ fn run(cli: Cli) -> Result<ExitCode> {
                 .collect();
             for package in package::build(&paths, &kinds, Guard::NONE)? {
                 println!("{}", package.display());
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        Task::Sbom => {
+            for file in supply_chain::sbom(&paths, Guard::NONE)? {
+                println!("{}", file.display());
             }
             Ok(ExitCode::SUCCESS)
         }

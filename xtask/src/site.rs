@@ -11,14 +11,15 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::output::say;
 use crate::paths::Paths;
 use crate::progress::Guard;
+use crate::tools::Tool;
 use crate::workspace::Package;
 use crate::{files, markdown, process, workspace};
 
-/// The mdBook that builds the site; docs/dependencies.md says why.
-const MDBOOK: &str = "0.5.4";
+/// What builds the site; docs/dependencies.md says why. Without the server that rebuilds pages while one writes.
+const MDBOOK: Tool =
+    Tool { name: "mdbook", version: "0.5.4", options: &["--no-default-features", "--features", "search"] };
 
 const SETTINGS: &str = include_str!("site/book.toml");
 const STYLE: &str = include_str!("site/site.css");
@@ -41,6 +42,8 @@ const ORDER: &[(&str, &[&str])] = &[
             "docs/nccl.md",
             "docs/device-api.md",
             "docs/c-api.md",
+            "docs/python.md",
+            "docs/packages.md",
             "docs/operations.md",
             "docs/glossary.md",
         ],
@@ -66,7 +69,7 @@ const ORDER: &[(&str, &[&str])] = &[
 pub fn build(paths: &Paths, guard: Guard) -> Result<PathBuf> {
     let dead = markdown::dead_links(&paths.root)?;
     ensure!(dead.is_empty(), "the repository's Markdown has dead links:\n{}", dead.join("\n"));
-    let mdbook = mdbook(paths, guard)?;
+    let mdbook = MDBOOK.get(paths, guard)?;
     let book = paths.scratch("site")?;
     let packages = workspace::packages(paths)?;
     write_book(&paths.root, &packages, &book)?;
@@ -81,30 +84,6 @@ pub fn build(paths: &Paths, guard: Guard) -> Result<PathBuf> {
     let dead = dead_references(&site)?;
     ensure!(dead.is_empty(), "the site has dead links:\n{}", dead.join("\n"));
     Ok(site.join("index.html"))
-}
-
-/// The mdBook of the version above, compiled if it is not there.
-fn mdbook(paths: &Paths, guard: Guard) -> Result<PathBuf> {
-    let root = paths.target.join("tools");
-    let mdbook = root.join("bin/mdbook");
-    if mdbook.exists() {
-        let mut command = process::command(&mdbook, &paths.root);
-        command.arg("--version");
-        if process::capture(command, false, guard)?.trim() == format!("mdbook v{MDBOOK}") {
-            return Ok(mdbook);
-        }
-    }
-    say!("mdBook {MDBOOK} is not in {} yet. Cargo compiles it now, once, for some minutes.", root.display());
-    let build = root.join("build");
-    let mut command = process::cargo(&paths.root);
-    command.args(["install", "mdbook", "--version", MDBOOK, "--locked", "--force"]);
-    // Without the server that rebuilds pages while one writes.
-    command.args(["--no-default-features", "--features", "search"]);
-    command.arg("--root").arg(&root).arg("--target-dir").arg(&build);
-    process::run(command, guard)
-        .with_context(|| format!("cannot install mdBook {MDBOOK}, which builds the site, from crates.io"))?;
-    fs::remove_dir_all(&build).with_context(|| format!("cannot remove {}", build.display()))?;
-    Ok(mdbook)
 }
 
 /// Writes what mdBook reads: settings, pages, the list of the pages, and the files that pages link to.

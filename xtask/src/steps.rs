@@ -8,7 +8,9 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::bench::{Bench, Outcome, passed};
 use crate::output::say;
 use crate::system::{self, Need};
-use crate::{bindings, cuda, layout, package, plugin, process, programs, promises, sim, site, vm};
+use crate::{
+    bindings, cuda, layout, package, plugin, process, programs, promises, sim, site, supply_chain, vm,
+};
 
 /// The lane of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -286,6 +288,15 @@ pub const STEPS: &[Step] = &[
         needs: vm::suites::PACKAGE_NEEDS,
         about: "the Debian package, installed and removed in a virtual machine",
         run: |bench| vm::step_of_one(bench, "package"),
+    },
+    Step {
+        name: "supply-chain",
+        budget: 500,
+        when: When::Full,
+        lane: Lane::Beside,
+        needs: &[],
+        about: "licences, sources, duplicates and known holes of all crates, and the bill of materials; compiles cargo-deny and cargo-cyclonedx once",
+        run: supply_chain::step,
     },
     Step {
         name: "wheel",

@@ -15,7 +15,7 @@ pub struct Package {
     /// What the package is, in one line.
     pub description: String,
     /// The package's folder, from the repository root.
-    folder: PathBuf,
+    pub folder: PathBuf,
     targets: Vec<Target>,
 }
 
