@@ -105,12 +105,11 @@ exchange.register_autograd(backward)
 
 def main() -> None:
     global EXCHANGE
-    rank = int(os.environ["RANK"])
     on_cpu = os.environ.get("PUSHGATE_DEVICE") == "cpu"
     index = 0
     device = torch.device("cpu")
     if not on_cpu:
-        index = int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count()
+        index = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
         device = torch.device("cuda", index)
         torch.cuda.set_device(device)
         # PyTorch makes the device's primary context, in which both work.
@@ -118,6 +117,7 @@ def main() -> None:
     with pushgate.Context({"device": "cpu" if on_cpu else "cuda"}, device_index=index) as context:
         with context.connect_from_environment() as comm:
             generator = torch.Generator().manual_seed(7)
+            rank = comm.rank
             both = [torch.randn(300, 1001, generator=generator).to(device) for _ in range(2)]
             mine, others = both[rank].requires_grad_(), both[1 - rank]
             EXCHANGE = Exchange(context, comm, mine.detach())

@@ -481,6 +481,9 @@ class Errors(unittest.TestCase):
                 del memory
                 gc.collect()
             self.assertTrue(any(issubclass(w.category, ResourceWarning) for w in caught))
+            # The warning names the object, and so keeps it.
+            caught.clear()
+            gc.collect()
             with self.assertRaises(BufferError):
                 buffer.append(1)
             call("memory_close", handle)
