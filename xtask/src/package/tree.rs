@@ -26,9 +26,15 @@ const FILES: &[(&str, &str)] = &[
     ("README.md", "share/doc/pushgate/README.md"),
 ];
 
-/// Folders that are packaged unchanged, but for hidden files and what a build beside them has left.
-const FOLDERS: &[(&str, &str)] =
-    &[("examples/c", "share/doc/pushgate/examples/c"), ("docs", "share/doc/pushgate/docs")];
+/// Folders of which the files that git knows are packaged unchanged.
+const FOLDERS: &[(&str, &str)] = &[
+    ("docs", "share/doc/pushgate/docs"),
+    ("examples/c", "share/doc/pushgate/examples/c"),
+    ("examples/cuda", "share/doc/pushgate/examples/cuda"),
+    ("examples/halo", "share/doc/pushgate/examples/halo"),
+    ("examples/mpi", "share/doc/pushgate/examples/mpi"),
+    ("examples/pytorch", "share/doc/pushgate/examples/pytorch"),
+];
 
 /// Units of systemd for users.
 const UNITS: [&str; 2] = ["pushgate-proxy.service", "pushgate-proxy.socket"];
