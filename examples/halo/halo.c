@@ -3,7 +3,7 @@
  * A halo exchange: a Jacobi iteration over a grid whose rows are divided among the ranks. It runs twice, and both results are
  * compared with the one that this program computes alone:
  *
- *   push    the kernels of all steps are launched at once; they push edge rows to their neighbours, and wait for theirs
+ *   push    kernels are launched ahead, without the host between; they push edge rows to their neighbours, and wait for theirs
  *   memcpy  after each step the host copies the edge rows out of the device (cudaMemcpy), sends them, and copies in what came
  *
  *     cc -std=c99 halo.c $(pkg-config --cflags --libs pushgate) -o halo && ./run.sh ./halo
@@ -17,7 +17,7 @@
 
 #include <pushgate/pushgate.h>
 
-enum { MAX_RANKS = 64, MAX_STEPS = 10000, MAX_BLOCKS = 64 };
+enum { MAX_RANKS = 64, MAX_STEPS = 10000, MAX_BLOCKS = 64, AHEAD = 4 };
 
 /* `struct halo_params` of halo.cu: the same fields in the same order. */
 struct halo_params {
@@ -169,17 +169,26 @@ static void launch(uint32_t step, uint32_t pushes, pushgate_kernel **kernel)
 	CHECK(pushgate_kernel_launch(h.stream, h.module, "halo_step", &shape, &p, sizeof p, kernel));
 }
 
-/* All steps, launched at once. */
+/*
+ * All steps, AHEAD of them launched ahead. The device counts the blocks of each cooperating launch that has not ended, so their
+ * number is bounded by what it holds.
+ */
 static void by_push(void)
 {
-	static pushgate_kernel *kernels[MAX_STEPS];
+	pushgate_kernel *kernels[AHEAD] = {NULL};
 	uint32_t step;
 
-	for (step = 1; step <= h.steps; step++)
-		launch(step, step == h.steps ? 2 : 1, &kernels[step - 1]);
-	CHECK(pushgate_kernel_wait(kernels[h.steps - 1], PUSHGATE_FOREVER));
-	for (step = 0; step < h.steps; step++)
-		CHECK(pushgate_kernel_close(kernels[step]));
+	for (step = 1; step <= h.steps + AHEAD; step++) {
+		pushgate_kernel **kernel = &kernels[step % AHEAD];
+
+		if (*kernel) {
+			CHECK(pushgate_kernel_wait(*kernel, PUSHGATE_FOREVER));
+			CHECK(pushgate_kernel_close(*kernel));
+			*kernel = NULL;
+		}
+		if (step <= h.steps)
+			launch(step, step == h.steps ? 2 : 1, kernel);
+	}
 }
 
 /* Sends an edge row of a step to a neighbour: `half` is where the neighbour has it. */
@@ -284,8 +293,8 @@ int main(int count, char **arguments)
 	h.threads = device == PUSHGATE_DEVICE_CPU ? 4 : 256;
 	CHECK(pushgate_module_from_file(h.context, arguments[1], &h.module));
 	CHECK(pushgate_module_resident_blocks(h.module, "halo_step", h.threads, 0, &fits));
-	if (h.blocks > fits)
-		h.blocks = fits;
+	if (h.blocks > fits / AHEAD)
+		h.blocks = fits / AHEAD;
 	CHECK(pushgate_comm_from_environment(h.context, &h.comm));
 	CHECK(pushgate_comm_rank(h.comm, &h.rank, &h.ranks));
 	if (h.ranks > MAX_RANKS || all / h.ranks < h.blocks) {

@@ -387,7 +387,7 @@ class Errors(unittest.TestCase):
             wanted = [a for a in declared[name].split(",") if a.strip() != "void"]
             self.assertEqual(len(arguments), len(wanted), name)
             for bound_type, text in zip(arguments, wanted):
-                size = 8 if "*" in text or "size_t" in text or "uint64_t" in text or "log_write" in text else 4
+                size = 8 if "*" in text or "size_t" in text or "uint64_t" in text or "log_write" in text or "pushgate_all_gather" in text else 4
                 self.assertEqual(ctypes.sizeof(bound_type), size, f"{name}: {text}")
 
     def test_structures_are_laid_out_as_the_header_has_them(self) -> None:
@@ -432,6 +432,37 @@ class Errors(unittest.TestCase):
                 context.use_host(b"read-only")
             for comm in comms:
                 comm.close()
+
+    def test_ranks_meet_by_an_exchange_of_the_programs_own(self) -> None:
+        table, both, came = [b""] * 2, threading.Barrier(2), [False] * 2
+
+        def rank(number: int) -> None:
+            def all_gather(data: bytes) -> list[bytes]:
+                table[number] = data
+                both.wait()
+                return list(table)
+
+            with pushgate.Context(CPU) as context, context.bootstrap(number, 2, all_gather) as comm:
+                came[number] = comm.all_gather(bytes([number])) == [b"\0", b"\1"]
+                comm.barrier()
+
+        threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(came, [True, True])
+
+    def test_p8_an_exchange_of_the_program_that_fails_is_the_cause_of_the_error(self) -> None:
+        def fails(_: bytes) -> list[bytes]:
+            raise RuntimeError("no network")
+
+        with pushgate.Context(CPU) as context:
+            for all_gather, cause in ((fails, RuntimeError), (lambda data: [data], ValueError)):
+                with self.assertRaises(pushgate.Error) as caught:
+                    context.bootstrap(0, 2, all_gather)
+                self.assertIs(caught.exception.code, pushgate.ErrorCode.IO)
+                self.assertIsInstance(caught.exception.__cause__, cause)
 
     def test_p8_closed_handles_are_refused_and_closing_twice_does_nothing(self) -> None:
         context = pushgate.Context(CPU)

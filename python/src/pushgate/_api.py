@@ -5,14 +5,14 @@ import ctypes
 import os
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from types import TracebackType
 from typing import Any, Optional, TypeVar, Union
 
 from . import _library as c
 from ._library import call, code, lib
-from .errors import ErrorCode, error_of
+from .errors import Error, ErrorCode, error_of
 
 Buffer = Any
 """An object with the buffer protocol, contiguous: bytes, bytearray, memoryview, mmap, a NumPy array, a tensor's ``numpy()``."""
@@ -220,6 +220,34 @@ class Context(_Handle):
         named = c.UniqueIdBytes.from_buffer_copy(unique_id)
         rank, ranks = _unsigned(rank, 32, "rank"), _unsigned(ranks, 32, "ranks")
         return Comm(_made("comm_connect_id", self, ctypes.byref(named), rank, ranks), self)
+
+    def bootstrap(self, rank: int, ranks: int, all_gather: Callable[[bytes], Sequence[bytes]]) -> "Comm":
+        """Joins ranks that can exchange bytes already, as by torch.distributed or mpi4py. Waits for all ranks.
+
+        ``all_gather`` is called once in each rank: it takes this rank's bytes, as many in all ranks, and returns those of all
+        ranks in their order. What it raises is the cause of the error that this call raises.
+        """
+        rank, ranks = _unsigned(rank, 32, "rank"), _unsigned(ranks, 32, "ranks")
+        raised: list[BaseException] = []
+
+        def exchange(data: int, length: int, everything: int, _user: object) -> int:
+            # An exception can't pass through C.
+            try:
+                parts = list(all_gather(ctypes.string_at(data, length)))
+                if [len(part) for part in parts] != [length] * ranks:
+                    raise ValueError(f"all_gather returned {[len(part) for part in parts]} bytes, expected {length} of each of {ranks} ranks")
+                ctypes.memmove(everything, b"".join(parts), length * ranks)
+            except BaseException as error:
+                raised.append(error)
+                return 1
+            return 0
+
+        try:
+            return Comm(_made("comm_bootstrap", self, rank, ranks, c.AllGather(exchange), None), self)
+        except Error as error:
+            if raised:
+                raise error from raised[0]
+            raise
 
     def connect_from_environment(self) -> "Comm":
         """Joins the job for which `pushgate run`, torchrun, mpirun or srun started this process. Waits for all ranks."""

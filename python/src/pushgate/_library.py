@@ -75,6 +75,8 @@ class LaunchOptions(ctypes.Structure):
 _HANDLE, _TEXT, _SIZE, _U32, _U64 = c_void_p, c_char_p, c_size_t, c_uint32, c_uint64
 _TO = POINTER(c_void_p)
 _TEXT_OUT = [c_void_p, c_size_t, POINTER(c_size_t)]
+AllGather = ctypes.CFUNCTYPE(c_int, c_void_p, c_size_t, c_void_p, c_void_p)
+"""``pushgate_all_gather``: a function of the program."""
 
 # Each call that returns a PUSHGATE_E_ number, with what it takes.
 _CALLS: dict[str, list[Any]] = {
@@ -90,6 +92,7 @@ _CALLS: dict[str, list[Any]] = {
     "comm_connect": [_HANDLE, _TEXT, _U32, _U32, _TO],
     "comm_from_environment": [_HANDLE, _TO],
     "comm_connect_id": [_HANDLE, POINTER(UniqueIdBytes), _U32, _U32, _TO],
+    "comm_bootstrap": [_HANDLE, _U32, _U32, AllGather, c_void_p, _TO],
     "comm_local": [_HANDLE, _U32, _TO],
     "comm_close": [_HANDLE],
     "comm_rank": [_HANDLE, POINTER(_U32), POINTER(_U32)],
