@@ -12,7 +12,8 @@ macro_rules! counters {
         pub struct Counters { $($(#[$doc])* pub $name: u64,)* }
 
         impl std::ops::AddAssign for Counters {
-            fn add_assign(&mut self, other: Self) { $(self.$name += other.$name;)* }
+            // Saturating: what another process says that it counts may be anything.
+            fn add_assign(&mut self, other: Self) { $(self.$name = self.$name.saturating_add(other.$name);)* }
         }
 
         impl std::ops::Sub for Counters {
@@ -24,6 +25,20 @@ macro_rules! counters {
             /// Each count with its name.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($name), self.$name),)*].into_iter()
+            }
+
+            /// How many counts there are.
+            pub(crate) const WORDS: usize = [$(stringify!($name)),*].len();
+
+            /// The counts, in the order of [`Counters::iter`].
+            pub(crate) fn words(&self) -> [u64; Self::WORDS] {
+                [$(self.$name),*]
+            }
+
+            /// The counters with these counts, in the order of [`Counters::iter`].
+            pub(crate) fn of(words: [u64; Self::WORDS]) -> Self {
+                let [$($name),*] = words;
+                Counters { $($name),* }
             }
         }
     };
@@ -79,6 +94,9 @@ counters! {
     /// Links that took the place of one that broke.
     #[serde(skip_serializing_if = "is_zero")]
     recovered,
+    /// Of the messages released, those whose payload lies in the WQE itself.
+    #[serde(skip_serializing_if = "is_zero")]
+    inline,
 }
 
 /// A count that an earlier release does not know is told only when there is something to tell.

@@ -19,7 +19,7 @@ use pushgate_proxy::endpoint::{Endpoint, Mailbox};
 use pushgate_proxy::engine::{Engine, EngineOptions, QpId};
 use pushgate_proxy::idle::Wake;
 use pushgate_proxy::link::local::{LocalLink, Processes};
-use pushgate_proxy::recorder::{NAME, Phase, QueuePair, read};
+use pushgate_proxy::recorder::{self, NAME, Phase, QueuePair};
 use pushgate_proxy::session::Status;
 use pushgate_tests::hang;
 
@@ -353,7 +353,9 @@ fn recorded(link: u64) -> QueuePair {
         let bytes = file.metadata().ok()?.len() as usize;
         Some(Arc::new(ReadOnlyMemory::from_fd(file.into(), bytes).ok()?))
     });
-    let mut all = memories.filter_map(|m| read(&m).ok()).flat_map(|(_, engine)| engine.queue_pairs);
+    let mut all = memories
+        .filter_map(|m| recorder::read(&[recorder::Memory::open(&m).ok()?]))
+        .flat_map(|engine| engine.queue_pairs);
     all.find(|qp| qp.about.ends[0] == link).expect("it is recorded")
 }
 
@@ -375,6 +377,12 @@ fn the_recorder_shows_the_phase_of_a_queue_pair_whose_link_is_replaced() {
     }
     let phases: Vec<_> = recorded(a.link).entries.iter().map(|e| e.view.phase).collect();
     assert!(phases.contains(&Phase::Offered), "{phases:?}");
+    for side in [&a, &b] {
+        until("the recovery in the metrics", || {
+            let metrics = recorded(side.link).metrics;
+            metrics.is_some_and(|m| m.counters.recovered >= 1 && m.recovery.counts.iter().sum::<u64>() >= 1)
+        });
+    }
 }
 
 #[test]

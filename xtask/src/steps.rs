@@ -1,6 +1,7 @@
 //! The steps of `cargo xtask test`: their names, budgets and needs, and what they do.
 
 use std::num::NonZero;
+use std::path::{Path, PathBuf};
 use std::thread;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -201,6 +202,15 @@ pub const STEPS: &[Step] = &[
                 "--no-fail-fast",
             ])
         },
+    },
+    Step {
+        name: "metrics",
+        budget: 40,
+        when: When::Default,
+        lane: Lane::Main,
+        needs: &[Need::Cxx],
+        about: "Debian's Prometheus scrapes an allreduce, and promtool checks the text; fetches the two once",
+        run: metrics,
     },
     Step {
         name: "loom",
@@ -442,6 +452,44 @@ fn over_tcp(bench: &mut Bench) -> Result<Outcome> {
     sockets?;
     uring?;
     kernels
+}
+
+/// Runs Prometheus on the loopback, from a folder into which Debian's package is unpacked: installing it would start a service.
+fn metrics(bench: &mut Bench) -> Result<Outcome> {
+    let folder = match prometheus(bench) {
+        Ok(folder) => folder,
+        Err(reason) => return Ok(Outcome::Skipped(reason)),
+    };
+    let folder = folder.to_str().context("the target folder's name is no UTF-8")?;
+    let tests = ["test", "--release", "--package", "pushgate-tests", "--test", "metrics", "--", "--ignored"];
+    let tests = [&tests[..], &["--skip", "role", "--test-threads=1"]].concat();
+    bench.cargo_with(&tests, &[("_PUSHGATE_TEST_PROMETHEUS", folder)])
+}
+
+/// The folder that has the programs prometheus and promtool, or why there is none.
+fn prometheus(bench: &Bench) -> Result<PathBuf, String> {
+    let installed = system::find_program("prometheus").filter(|_| system::find_program("promtool").is_some());
+    if let Some(folder) = installed.as_deref().and_then(Path::parent) {
+        return Ok(folder.into());
+    }
+    let part = bench.paths.target.join("prometheus");
+    let folder = part.join("tree/usr/bin");
+    if ["prometheus", "promtool"].iter().all(|name| folder.join(name).is_file()) {
+        return Ok(folder);
+    }
+    let fetch = || -> Result<()> {
+        // What a run before has left half done.
+        let _ = std::fs::remove_dir_all(&part);
+        std::fs::create_dir_all(&part)?;
+        vm::kernel::download(&part, &["prometheus".into()], bench.guard)
+    };
+    match fetch() {
+        Ok(()) if folder.join("promtool").is_file() => Ok(folder),
+        Ok(()) => Err("Debian's package prometheus has no promtool".into()),
+        Err(e) => Err(format!(
+            "needs prometheus and promtool, and apt-get can't fetch Debian's package prometheus: {e:#}"
+        )),
+    }
 }
 
 fn loom(bench: &mut Bench) -> Result<Outcome> {

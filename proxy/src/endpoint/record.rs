@@ -9,6 +9,18 @@ use crate::gate::Stall as Short;
 use crate::link::RegionSends;
 use crate::recorder::{About, Counts, Errors, Missing, Phase, QueuePair, Stall, Trace, View};
 
+/// A message whose time from its release to the peer's word that it has the message is taken.
+#[derive(Clone, Copy, Default)]
+enum Sample {
+    /// None until the next look.
+    #[default]
+    Off,
+    /// The last message of the next pass that releases any. By now so many were released.
+    Armed(u64),
+    /// The one that was the last of so many, released at that time.
+    Released { messages: u64, at: u64 },
+}
+
 /// The queue pair's part of the flight recorder.
 #[derive(Default)]
 pub(super) struct Recorded {
@@ -21,6 +33,9 @@ pub(super) struct Recorded {
     peer_pid: Option<u32>,
     /// A pass has done work since the last look.
     pub(super) worked: bool,
+    sample: Sample,
+    /// When the link broke that is being replaced, nanoseconds.
+    broke: Option<u64>,
 }
 
 impl Recorded {
@@ -75,8 +90,59 @@ impl Endpoint {
         if self.recorded.trace.is_none() {
             return false;
         }
-        let (now, view) = (self.now, self.view());
-        self.recorded.trace.as_mut().is_some_and(|trace| trace.record(now, away, view, stall))
+        let (now, view, counters) = (self.now, self.view(), self.counters());
+        if matches!(self.recorded.sample, Sample::Off) {
+            self.recorded.sample = Sample::Armed(self.outbound.staging().messages());
+        }
+        self.recorded.trace.as_mut().is_some_and(|trace| {
+            trace.count(now, counters);
+            trace.record(now, away, view, stall)
+        })
+    }
+
+    /// Whether [`Endpoint::sample`] wants the time behind this pass, which has done work.
+    #[inline]
+    pub(crate) fn samples(&self) -> bool {
+        match self.recorded.sample {
+            Sample::Off => false,
+            Sample::Armed(messages) => self.outbound.staging().messages() != messages,
+            Sample::Released { messages, .. } => self.session.received() >= messages,
+        }
+    }
+
+    /// Takes in the time, nanoseconds, behind a pass in which a message was released, or was seen to have arrived, whose time
+    /// is taken: see [`Endpoint::samples`].
+    #[cold]
+    pub(crate) fn sample(&mut self, time: u64) {
+        self.recorded.sample = match self.recorded.sample {
+            Sample::Released { at, .. } => {
+                if let Some(trace) = &mut self.recorded.trace {
+                    trace.delivered(time.saturating_sub(at));
+                }
+                Sample::Off
+            }
+            _ => Sample::Released { messages: self.outbound.staging().messages(), at: time },
+        };
+    }
+
+    /// The link broke, or the link that was to take its place.
+    pub(super) fn record_break(&mut self) {
+        self.recorded.broke.get_or_insert(self.now);
+    }
+
+    /// Another link carries the queue pair.
+    pub(super) fn record_recovery(&mut self) {
+        if let (Some(broke), Some(trace)) = (self.recorded.broke.take(), &mut self.recorded.trace) {
+            trace.recovered(self.now.saturating_sub(broke));
+        }
+    }
+
+    /// The queue pair has gone: records its last counts.
+    pub(crate) fn end_trace(&mut self) {
+        let (now, counters) = (self.now, self.counters());
+        if let Some(trace) = &mut self.recorded.trace {
+            trace.count(now, counters);
+        }
     }
 
     /// What a reader of the recorder sees of the queue pair.

@@ -363,6 +363,7 @@ impl Endpoint {
                     if self.stands == Stands::Live {
                         (self.stands, r.lands) = (Stands::Down, true);
                     }
+                    self.record_break();
                 }
                 Event::Prepare { epoch, offer } => {
                     let Some(link) = self.here.qp.renews() else { return };
@@ -445,6 +446,7 @@ impl Endpoint {
         }
         self.stands = Stands::Live;
         self.counters.recovered += 1;
+        self.record_recovery();
         tracing::info!(
             rank = self.geometry.rank,
             peer = self.options.peer,

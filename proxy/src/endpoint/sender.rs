@@ -83,6 +83,7 @@ impl Endpoint {
             self.outbound.posted(&record);
             self.counters.released += 1;
             self.counters.released_bytes += record.length as u64;
+            self.counters.inline += record.has(Record::INLINE) as u64;
             n += 1;
         }
         n != 0

@@ -91,7 +91,8 @@ impl Leaving {
                 i += 1;
                 continue;
             }
-            let Leaver { endpoint, reply, settled: own, .. } = self.leavers.swap_remove(i);
+            let Leaver { mut endpoint, reply, settled: own, .. } = self.leavers.swap_remove(i);
+            endpoint.end_trace();
             let counters = endpoint.counters();
             sum += counters;
             if own == Some(true) {

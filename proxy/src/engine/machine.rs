@@ -141,7 +141,7 @@ impl Machine {
                 continue;
             }
             self.fetch_ahead(i);
-            if self.poll(i) {
+            if self.poll(i, clock) {
                 worked += 1;
                 // Turns are counted here, and not passes: a pass over all queue pairs may copy a MiB for each of
                 // them, so the time that a pass takes has no small bound.
@@ -209,10 +209,13 @@ impl Machine {
 
     /// A turn of the queue pair at a place. True if it did work.
     #[inline]
-    fn poll(&mut self, at: usize) -> bool {
+    fn poll(&mut self, at: usize, clock: &mut impl Clock) -> bool {
         let endpoint = &mut self.endpoints[at].1;
         self.idles.before(at, endpoint);
         let work = endpoint.poll(&mut self.mover);
+        if work && endpoint.samples() {
+            endpoint.sample(clock.now());
+        }
         self.idles.after(at, work);
         work
     }
@@ -240,7 +243,7 @@ impl Machine {
         }
         // Numbers only grow, and the queue pairs stand in their order.
         let Ok(at) = self.endpoints.binary_search_by_key(&qp.0, |(id, _)| id.0) else { return };
-        if self.poll(at) {
+        if self.poll(at, clock) {
             self.unrecorded = true;
             self.idle.busy();
             self.look_at_clock(clock);

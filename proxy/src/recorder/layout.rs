@@ -15,20 +15,25 @@
 //! | 8 | the start of the engine's clock, by CLOCK_MONOTONIC, nanoseconds |
 //! | 16 | when the engine ran last, nanoseconds of its clock (in memory 0 alone) |
 //! | 17 | 1 once the engine has ended; in the high half, its thread (in memory 0 alone) |
+//! | 18 | how often the engine has slept (in memory 0 alone) |
+//! | 19 | twice the number of queue pairs that have gone, and 1 while one goes (in memory 0 alone) |
+//! | 32 | four cells, each a transport's name and the metrics of all of its queue pairs that have gone (in memory 0 alone) |
 //!
 //! A slot is a cell ([`crate::cell`]) that says of which queue pair the slot is, and a ring of cells, the entries. An entry is a
 //! whole [`View`](super::View) with its time and those of the last moves, so the newest entry is what holds now, and the difference of two entries is
-//! what happened between them.
+//! what happened between them. Behind the entries is a cell with the queue pair's metrics: the number of the store to the
+//! slot's first cell that says whose they are, then the [`Metrics`].
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
+use super::metrics::{self, Metrics};
 use super::view::{self, Moved, View};
 use crate::cell;
 
 /// The name of the memories: `/proc/PID/fd` shows them as `/memfd:pushgate-recorder`.
 pub const NAME: &str = "pushgate-recorder";
 /// The version of the layout.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;
 /// The most bytes of one memory.
 pub const MOST_BYTES: u64 = (PAGE + MOST_SLOTS * SLOT) as u64;
 
@@ -46,6 +51,16 @@ pub(super) const ENTRIES: usize = 20;
 /// Where the engine stores that it runs.
 pub(super) const BEAT: usize = 16;
 pub(super) const STATE: usize = 17;
+/// Where the engine stores how often it has slept.
+pub(super) const SLEEPS: usize = 18;
+/// Where it is counted how many queue pairs have gone.
+pub(super) const CLOSINGS: usize = 19;
+const CLOSED: usize = 32;
+/// Transports whose queue pairs that have gone are counted apart.
+pub(super) const TRANSPORTS: usize = 4;
+/// Words of a cell with metrics, without its mark.
+pub(super) const TAGGED: usize = 1 + metrics::WORDS;
+const _: () = assert!(CLOSED + TRANSPORTS * (1 + TAGGED) <= HEAD_WORDS);
 
 const MAGIC: u64 = u64::from_le_bytes(*b"PGRECORD");
 
@@ -53,8 +68,9 @@ const MAGIC: u64 = u64::from_le_bytes(*b"PGRECORD");
 pub(super) const ABOUT: usize = 9;
 /// Words of an entry without its mark.
 const ENTRY: usize = 3 + view::WORDS;
-const FIRST_ENTRY: usize = 72;
-const _: () = assert!(ABOUT < FIRST_ENTRY && FIRST_ENTRY + ENTRIES * (1 + ENTRY) <= SLOT_WORDS);
+const FIRST_ENTRY: usize = 16;
+const METRICS: usize = FIRST_ENTRY + ENTRIES * (1 + ENTRY);
+const _: () = assert!(ABOUT < FIRST_ENTRY && METRICS + 1 + TAGGED <= SLOT_WORDS);
 
 /// What the head of a memory says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,6 +177,28 @@ pub(super) fn about(slot: &[AtomicU64]) -> &[AtomicU64] {
     &slot[..=ABOUT]
 }
 
+/// The cell of a slot that has the queue pair's metrics.
+pub(super) fn metrics(slot: &[AtomicU64]) -> &[AtomicU64] {
+    &slot[METRICS..=METRICS + TAGGED]
+}
+
+/// The cell of the head that has the metrics of queue pairs of one transport that have gone.
+pub(super) fn closed(head: &[AtomicU64], at: usize) -> &[AtomicU64] {
+    &head[CLOSED + at * (1 + TAGGED)..][..=TAGGED]
+}
+
+/// Metrics behind the word that says whose they are.
+pub(super) fn tagged(tag: u64, metrics: &Metrics) -> [u64; TAGGED] {
+    let mut words = [tag; TAGGED];
+    words[1..].copy_from_slice(&metrics.words());
+    words
+}
+
+/// The word that says whose metrics these are, and the metrics.
+pub(super) fn untagged(words: &[u64; TAGGED]) -> Option<(u64, Metrics)> {
+    Some((words[0], Metrics::of(words[1..].first_chunk()?)))
+}
+
 fn entry(slot: &[AtomicU64], at: usize) -> &[AtomicU64] {
     &slot[FIRST_ENTRY + at * (1 + ENTRY)..][..=ENTRY]
 }
@@ -202,7 +240,7 @@ mod tests {
         assert_eq!(Head::read(&memory, bytes), Ok(head));
         for (word, value, says) in [
             (0, 1, "it begins with 0x0000000000000001"),
-            (1, 2, "its layout is version 2, expected 1"),
+            (1, 1, "its layout is version 1, expected 2"),
             (2, 1 << 60, "its size in bytes is 1152921504606846976, expected 12288"),
             (3, u64::MAX, "its number of slots is 18446744073709551615, expected 1024"),
             (3, 3, "its size in bytes is 12288, expected 16384"),

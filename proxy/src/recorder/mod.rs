@@ -15,16 +15,20 @@
 //!
 //! **One writer.** The engine writes, on whichever thread drives it. A slot belongs to its endpoint.
 //!
-//! [`read`] copies a memory; [`report`] makes a text of what was read.
+//! **Metrics.** Behind the entries of a slot lie the queue pair's counts and times, written at the same looks. Those of queue
+//! pairs that have gone are added up in the first memory's head, so that an engine's sums only grow.
+//!
+//! [`Memory::open`] checks a memory, [`read`] copies those of an engine; [`report`] makes a text of what was read.
 
 mod layout;
+mod metrics;
 mod reader;
 pub mod report;
 mod trace;
 mod view;
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use pushgate_driver_shim::ShimError;
@@ -33,9 +37,12 @@ use rustix::fs::{MemfdFlags, memfd_create};
 
 use self::layout::Head;
 pub use self::layout::{MOST_BYTES, NAME, ReadError};
-pub use self::reader::{Engine, Entry, QueuePair, read};
-pub(crate) use self::trace::{About, Stall, Trace};
+pub use self::metrics::{Metrics, Times};
+pub use self::reader::{Closed, Engine, Entry, Memory, QueuePair, read};
+pub use self::trace::About;
+pub(crate) use self::trace::{Stall, Trace};
 pub use self::view::{Counts, Errors, Missing, Moved, Phase, View};
+use crate::cell;
 use crate::memory::Words;
 
 /// Slots of an engine's first memory.
@@ -69,13 +76,18 @@ pub(crate) struct Recorder(Arc<Pool>);
 struct Pool {
     /// The first memory's head, but for the number of slots.
     head: Head,
-    heart: Words,
+    /// The first memory's head.
+    words: Words,
     parts: Mutex<Parts>,
 }
 
 struct Parts {
     memories: Vec<Arc<SharedMemory>>,
     free: Vec<Words>,
+    /// Transports, each with the metrics of its queue pairs that have gone.
+    closed: Vec<([u8; 8], Metrics)>,
+    /// How many have gone.
+    closings: u64,
 }
 
 impl Recorder {
@@ -85,10 +97,10 @@ impl Recorder {
         let engine = ENGINES.fetch_add(1, Ordering::Relaxed);
         let (pid, started) = (std::process::id(), reader::monotonic());
         let head = Head { slots: FIRST, pid, program, engine, part: 0, started };
-        let mut parts = Parts { memories: Vec::new(), free: Vec::new() };
+        let mut parts = Parts { memories: Vec::new(), free: Vec::new(), closed: Vec::new(), closings: 0 };
         let first = parts.grow(&head)?;
-        let heart = Words::writable(&first, layout::BEAT * 8, 2);
-        Ok(Recorder(Arc::new(Pool { head, heart, parts: Mutex::new(parts) })))
+        let words = Words::writable(&first, 0, layout::HEAD_WORDS);
+        Ok(Recorder(Arc::new(Pool { head, words, parts: Mutex::new(parts) })))
     }
 
     fn parts(&self) -> MutexGuard<'_, Parts> {
@@ -112,32 +124,61 @@ impl Recorder {
         Some(Trace::new(slot, self.clone()))
     }
 
-    /// Takes back a slot.
-    fn give_back(&self, slot: Words) {
-        self.parts().free.push(slot);
+    /// Takes back a slot, which `clear` marks as free, and adds the queue pair's metrics to those of the ones that have gone.
+    ///
+    /// A reader must neither miss that queue pair in its sums nor count it twice. So the number of closings is odd from before
+    /// the slot is marked until behind the sums, and a reader copies everything between two looks at that number. The release fence
+    /// keeps the stores behind the odd number, the release store keeps the even number behind the stores; the reader's
+    /// fences are in [`read`].
+    fn give_back(&self, slot: Words, transport: [u8; 8], metrics: &Metrics, clear: impl FnOnce()) {
+        let mut parts = self.parts();
+        let word = &self.0.words[layout::CLOSINGS];
+        // Relaxed: the lock makes this thread the only writer, and the fence behind it orders it for readers.
+        word.store(2 * parts.closings + 1, Ordering::Relaxed);
+        fence(Ordering::Release);
+        clear();
+        if *metrics != Metrics::default() {
+            parts.close(transport, metrics, &self.0.words);
+        }
+        parts.closings += 1;
+        word.store(2 * parts.closings, Ordering::Release);
+        parts.free.push(slot);
     }
 
-    /// The engine runs, at this time of its clock, nanoseconds.
+    /// The engine runs, at this time of its clock, nanoseconds, and has slept so often.
     #[inline]
-    pub(crate) fn beat(&self, now: u64) {
-        self.0.heart[0].store(now, Ordering::Relaxed);
+    pub(crate) fn beat(&self, now: u64, sleeps: u64) {
+        self.0.words[layout::BEAT].store(now, Ordering::Relaxed);
+        self.0.words[layout::SLEEPS].store(sleeps, Ordering::Relaxed);
     }
 
     /// The engine is driven by this thread alone.
     pub(crate) fn driven_by(&self, thread: u32) {
-        self.0.heart[1].store((thread as u64) << 32, Ordering::Relaxed);
+        self.0.words[layout::STATE].store((thread as u64) << 32, Ordering::Relaxed);
     }
 
     /// The engine has ended.
     pub(crate) fn end(&self) {
-        let state = self.0.heart[1].load(Ordering::Relaxed);
-        self.0.heart[1].store(state | 1, Ordering::Relaxed);
+        let word = &self.0.words[layout::STATE];
+        word.store(word.load(Ordering::Relaxed) | 1, Ordering::Relaxed);
     }
 
     /// What a reader sees of this engine, with `queue_pairs`.
     pub(crate) fn snapshot(&self, now: u64, queue_pairs: Vec<QueuePair>) -> Engine {
         let Head { pid, program, engine, .. } = self.0.head;
-        Engine { pid, program, engine, thread: None, state: None, ended: false, ran: now, now, queue_pairs }
+        Engine {
+            pid,
+            program,
+            engine,
+            thread: None,
+            state: None,
+            ended: false,
+            ran: now,
+            now,
+            sleeps: 0,
+            closed: None,
+            queue_pairs,
+        }
     }
 
     #[cfg(test)]
@@ -147,6 +188,23 @@ impl Recorder {
 }
 
 impl Parts {
+    /// Adds the metrics of a queue pair that has gone to those of its transport.
+    fn close(&mut self, transport: [u8; 8], metrics: &Metrics, head: &[AtomicU64]) {
+        let at = match self.closed.iter().position(|(name, _)| *name == transport) {
+            Some(at) => at,
+            // There are fewer transports. One too many would be counted with the last.
+            None if self.closed.len() == layout::TRANSPORTS => layout::TRANSPORTS - 1,
+            None => {
+                self.closed.push((transport, Metrics::default()));
+                self.closed.len() - 1
+            }
+        };
+        let (name, sum) = &mut self.closed[at];
+        sum.add(metrics);
+        let words = layout::tagged(u64::from_le_bytes(*name), sum);
+        cell::store(layout::closed(head, at), self.closings, &words);
+    }
+
     /// Makes another memory, with this head.
     fn grow(&mut self, head: &Head) -> Result<Arc<SharedMemory>, ShimError> {
         let bytes = Head::bytes(head.slots);

@@ -2,19 +2,20 @@
 //! the writer, which may be stopped.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use pushgate_driver_shim::memory::ReadOnlyMemory;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 use super::layout::{self, Head, ReadError};
-use super::trace::About;
+use super::metrics::Metrics;
+use super::trace::{About, text};
 use super::view::{Moved, View};
 use crate::cell;
 use crate::memory::Words;
 
-/// How often a slot is read again whose queue pair changed meanwhile.
+/// How often a slot is read again whose queue pair changed meanwhile, and an engine of which a queue pair went meanwhile.
 const TRIES: u32 = 3;
 
 /// CLOCK_MONOTONIC, nanoseconds: one clock for all processes of a host (of one time namespace).
@@ -43,8 +44,22 @@ pub struct Engine {
     pub ran: u64,
     /// When this was read.
     pub now: u64,
+    /// How often the engine has slept.
+    pub sleeps: u64,
+    /// Metrics of the queue pairs that have gone, for each transport. `None` if queue pairs went all the time: then the sums would
+    /// not fit the queue pairs that were read.
+    pub closed: Option<Vec<Closed>>,
     /// Its queue pairs.
     pub queue_pairs: Vec<QueuePair>,
+}
+
+/// The queue pairs of one transport that have gone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Closed {
+    /// The transport's name.
+    pub transport: String,
+    /// The metrics of all of them together.
+    pub metrics: Metrics,
 }
 
 /// What a recorder says of one queue pair.
@@ -55,6 +70,8 @@ pub struct QueuePair {
     pub about: About,
     /// When the engine took it in.
     pub added: u64,
+    /// Its counts and times so far. `None` if the engine was storing them, or was stopped while it did.
+    pub metrics: Option<Metrics>,
     /// The last entries, the newest last; never empty.
     pub entries: Vec<Entry>,
 }
@@ -80,26 +97,81 @@ impl QueuePair {
     }
 }
 
-/// Reads a memory: the number of the memory among the engine's, from 0, and the engine with the queue pairs of this memory.
-/// Only memory 0 says when the engine ran.
-pub fn read(memory: &Arc<ReadOnlyMemory>) -> Result<(u64, Engine), ReadError> {
-    let least = Head::bytes(0);
-    if memory.len() < least {
-        return Err(ReadError::Size {
-            what: "size in bytes",
-            found: memory.len() as u64,
-            expected: least as u64,
-        });
+/// One of the memories of an engine's recorder, checked.
+pub struct Memory {
+    head: Head,
+    words: Words,
+    memory: Arc<ReadOnlyMemory>,
+}
+
+impl Memory {
+    /// Checks the head of a memory.
+    pub fn open(memory: &Arc<ReadOnlyMemory>) -> Result<Memory, ReadError> {
+        let least = Head::bytes(0);
+        if memory.len() < least {
+            return Err(ReadError::Size {
+                what: "size in bytes",
+                found: memory.len() as u64,
+                expected: least as u64,
+            });
+        }
+        let words = Words::readable(memory, 0, layout::HEAD_WORDS);
+        let head = Head::read(&words, memory.len())?;
+        Ok(Memory { head, words, memory: memory.clone() })
     }
-    let head_words = Words::readable(memory, 0, layout::HEAD_WORDS);
-    let head = Head::read(&head_words, memory.len())?;
-    let slot = |n| Words::readable(memory, layout::PAGE + n * layout::SLOT, layout::SLOT_WORDS);
-    let queue_pairs = (0..head.slots).filter_map(|n| queue_pair(&slot(n))).collect();
-    let ran = head_words[layout::BEAT].load(Ordering::Relaxed);
-    let state = head_words[layout::STATE].load(Ordering::Relaxed);
+
+    /// The process that runs the engine, by its number in its own PID namespace.
+    pub fn pid(&self) -> u32 {
+        self.head.pid
+    }
+
+    /// The engine's number in its process.
+    pub fn engine(&self) -> u64 {
+        self.head.engine
+    }
+
+    /// Which of the engine's memories it is, from 0.
+    fn part(&self) -> u64 {
+        self.head.part
+    }
+
+    fn queue_pairs(&self) -> impl Iterator<Item = QueuePair> + '_ {
+        let slot = |n| Words::readable(&self.memory, layout::PAGE + n * layout::SLOT, layout::SLOT_WORDS);
+        (0..self.head.slots).filter_map(move |n| queue_pair(&slot(n)))
+    }
+
+    fn closed(&self) -> Vec<Closed> {
+        let cells = (0..layout::TRANSPORTS).map(|at| layout::closed(&self.words, at));
+        let read = cells.filter_map(|cell| layout::untagged(&cell::load(cell)?.1));
+        read.map(|(name, metrics)| Closed { transport: text(&name.to_le_bytes()), metrics }).collect()
+    }
+}
+
+/// Reads an engine, all of whose memories these are. `None` without the first of them, which says when the engine ran.
+pub fn read(memories: &[Memory]) -> Option<Engine> {
+    let first = memories.iter().find(|memory| memory.part() == 0)?;
+    let closings = || first.words[layout::CLOSINGS].load(Ordering::Relaxed);
+    let (mut queue_pairs, mut closed) = (Vec::new(), None);
+    for _ in 0..TRIES {
+        let before = closings();
+        // With an even number that has not changed behind the second fence, no queue pair went while these were copied:
+        // `Recorder::give_back` has the writer's side. Fences, because the pages may be mapped read-only.
+        fence(Ordering::Acquire);
+        let gone = first.closed();
+        queue_pairs = memories.iter().flat_map(Memory::queue_pairs).collect();
+        fence(Ordering::Acquire);
+        if before.is_multiple_of(2) && closings() == before {
+            closed = Some(gone);
+            break;
+        }
+    }
+    let head = &first.head;
+    let ran = first.words[layout::BEAT].load(Ordering::Relaxed);
+    let state = first.words[layout::STATE].load(Ordering::Relaxed);
+    let sleeps = first.words[layout::SLEEPS].load(Ordering::Relaxed);
     // Behind everything else, so that nothing that was read is of later.
     let now = monotonic().saturating_sub(head.started);
-    let engine = Engine {
+    Some(Engine {
         pid: head.pid,
         program: head.program,
         engine: head.engine,
@@ -108,9 +180,10 @@ pub fn read(memory: &Arc<ReadOnlyMemory>) -> Result<(u64, Engine), ReadError> {
         ended: state & 1 != 0,
         ran,
         now,
+        sleeps,
+        closed,
         queue_pairs,
-    };
-    Ok((head.part, engine))
+    })
 }
 
 /// Reads a slot. `None` if it is free, or changes hands all the time.
@@ -125,8 +198,12 @@ pub(super) fn queue_pair(slot: &[AtomicU64]) -> Option<QueuePair> {
             .map(|(number, time, moved, view)| Entry { number, time, moved, view })
             .collect();
         entries.sort_by_key(|entry| entry.number);
+        let cell = (0..TRIES).find_map(|_| cell::load(layout::metrics(slot)));
+        // Metrics of the slot's last queue pair are none of this one's.
+        let own = cell.and_then(|(_, words)| layout::untagged(&words)).filter(|(whose, _)| *whose == begin);
+        let metrics = own.map(|(_, metrics)| metrics);
         if of().is_some_and(|(end, _)| end == begin) {
-            return (!entries.is_empty()).then_some(QueuePair { about, added, entries });
+            return (!entries.is_empty()).then_some(QueuePair { about, added, metrics, entries });
         }
     }
     None

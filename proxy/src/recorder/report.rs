@@ -114,6 +114,33 @@ fn pairs_still_for(processes: &[Process], least: u64) -> Vec<Pair<'_>> {
     pairs
 }
 
+/// A queue pair of some processes, and who waits for whom in it.
+#[derive(Clone, Debug)]
+pub struct Waits {
+    /// The ends at hand, one or two: the process, the engine's number there, the queue pair's number there.
+    pub ends: Vec<(u32, u64, u32)>,
+    /// Who waits for whom, in one sentence.
+    pub sentence: String,
+    /// The rank that everybody waits for, if somebody waits.
+    pub blamed: Option<u32>,
+    /// For how long those have waited, nanoseconds; 0 if nobody waits.
+    pub still: u64,
+}
+
+/// Who waits for whom in each queue pair of these processes, the longest wait first.
+pub fn waits(processes: &[Process]) -> Vec<Waits> {
+    let end = |end: &End| (end.process.pid, end.engine.engine, end.qp.about.number);
+    let pairs = pairs(processes).into_iter();
+    pairs
+        .map(|pair| Waits {
+            ends: pair.ends.iter().map(end).collect(),
+            sentence: pair.sentence,
+            blamed: pair.blamed,
+            still: pair.still,
+        })
+        .collect()
+}
+
 /// How many of several queue pairs wait, and for whom. Nothing for one queue pair, or if none waits.
 fn summary(pairs: &[Pair]) -> String {
     let mut blamed: Vec<(String, usize)> = Vec::new();

@@ -10,7 +10,11 @@ fn open(memory: &SharedMemory) -> Arc<ReadOnlyMemory> {
 }
 
 fn engine(recorder: &Recorder) -> Engine {
-    read(&open(&recorder.memories()[0])).unwrap().1
+    read(&memories(recorder)).unwrap()
+}
+
+fn memories(recorder: &Recorder) -> Vec<Memory> {
+    recorder.memories().iter().map(|memory| Memory::open(&open(memory)).unwrap()).collect()
 }
 
 fn about(number: u32) -> About {
@@ -31,9 +35,10 @@ fn a_reader_sees_each_change_with_its_time() {
     trace.record(20, 0, posted(1), NEVER);
     trace.record(30, 0, posted(1), NEVER);
     trace.record(40, 0, View { missing: Missing::Receive, ..posted(1) }, NEVER);
-    recorder.beat(40);
+    recorder.beat(40, 6);
     let seen = engine(&recorder);
     assert_eq!((seen.pid, seen.program, seen.ran, seen.ended), (std::process::id(), Some(77), 40, false));
+    assert_eq!(seen.sleeps, 6);
     let [qp] = &seen.queue_pairs[..] else { panic!("{seen:?}") };
     assert_eq!((qp.about, qp.added), (about(9), 10));
     let entries: Vec<_> = qp
@@ -86,9 +91,7 @@ fn an_engine_takes_more_memory_when_its_slots_are_taken() {
     let slots: Vec<_> = recorder.memories().iter().map(|m| (m.len() - layout::PAGE) / layout::SLOT).collect();
     assert_eq!(slots, [16, 16, 32, 64]);
     assert_eq!([1, 16, 17, 70, 1024, 3072].map(descriptors), [1, 1, 2, 4, 7, 9]);
-    for (part, memory) in recorder.memories().iter().enumerate() {
-        assert_eq!(read(&open(memory)).unwrap().0, part as u64);
-    }
+    assert!(read(&memories(&recorder)[1..]).is_none());
     drop(traces);
     assert!(recorder.trace().is_some());
     assert_eq!(recorder.memories().len(), 4);
@@ -107,7 +110,7 @@ fn p8_readers_cannot_write_and_a_memory_of_any_bytes_is_read() {
     for at in (0..layout::HEAD_WORDS + layout::SLOT_WORDS).step_by(1) {
         for value in [1, u64::MAX, 1 << 47, 2] {
             let right = words[at].swap(value, Ordering::Relaxed);
-            if let Ok((_, engine)) = read(&open(&memory)) {
+            if let Some(engine) = Memory::open(&open(&memory)).ok().and_then(|memory| read(&[memory])) {
                 let process = report::Process { pid: 1, name: "x".into(), engines: vec![engine] };
                 let _ = (report::text_of(std::slice::from_ref(&process)), report::json(&[process]));
             }
@@ -162,4 +165,119 @@ fn receives_that_nobody_fills_stall_where_the_program_waits_in_them() {
         let due = trace.record(100, 0, view, Stall { after: 100, receives });
         assert_eq!(due, receives && posted_receives);
     }
+}
+
+fn counted(released: u64) -> crate::counters::Counters {
+    crate::counters::Counters { released, ..Default::default() }
+}
+
+#[test]
+fn a_reader_sees_counts_waits_and_times() {
+    let recorder = Recorder::start(None).unwrap();
+    let mut trace = recorder.trace().unwrap();
+    trace.begin(about(1), 100, posted(0));
+    let waits = View { missing: Missing::Receive, ..posted(1) };
+    for (now, released, view) in
+        [(200, 5, posted(1)), (300, 5, waits), (450, 6, posted(1)), (1000, 7, posted(1))]
+    {
+        trace.count(now, counted(released));
+        trace.record(now, 0, view, NEVER);
+    }
+    trace.delivered(1_500);
+    trace.recovered(3_000_000);
+    trace.count(1100, counted(9));
+    let seen = engine(&recorder).queue_pairs[0].metrics.unwrap();
+    assert_eq!(seen.counters, counted(9));
+    // The WQE was seen to wait at 300, and no more at 450.
+    assert_eq!(seen.waited, [0, 0, 150, 0, 0, 0]);
+    let (delivery, recovery) = (seen.delivery, seen.recovery);
+    assert_eq!(
+        (delivery.counts[1], delivery.sum, recovery.counts[11], recovery.sum),
+        (1, 1_500, 1, 3_000_000)
+    );
+}
+
+#[test]
+fn sums_of_an_engine_keep_what_queue_pairs_that_have_gone_counted() {
+    let recorder = Recorder::start(None).unwrap();
+    let transports = ["local", "tcp", "local", "verbs"];
+    let mut traces: Vec<_> = transports.iter().map(|_| recorder.trace().unwrap()).collect();
+    for (n, (trace, transport)) in traces.iter_mut().zip(transports).enumerate() {
+        trace.begin(About { transport: About::transport(transport), ..about(n as u32) }, 0, posted(0));
+        trace.count(10, counted(10 << n));
+    }
+    assert_eq!(engine(&recorder).closed, Some(vec![]));
+    traces.truncate(1);
+    let seen = engine(&recorder);
+    let closed: Vec<_> =
+        seen.closed.unwrap().into_iter().map(|c| (c.transport, c.metrics.counters.released)).collect();
+    assert_eq!(closed, [("tcp".into(), 20), ("local".into(), 40), ("verbs".into(), 80)]);
+    assert_eq!(seen.queue_pairs.len(), 1);
+    // The next queue pair in a slot begins at nothing.
+    let mut trace = recorder.trace().unwrap();
+    trace.begin(about(9), 20, posted(0));
+    let seen = engine(&recorder).queue_pairs;
+    let of = |number| seen.iter().find(|qp| qp.about.number == number).unwrap().metrics.unwrap().counters;
+    assert_eq!((of(0), of(9)), (counted(10), counted(0)));
+}
+
+#[test]
+fn a_reader_has_no_sums_while_a_queue_pair_goes() {
+    let recorder = Recorder::start(None).unwrap();
+    let memory = recorder.memories()[0].clone();
+    let word = &memory.words(0, layout::HEAD_WORDS)[layout::CLOSINGS];
+    word.store(1, Ordering::Relaxed);
+    assert_eq!(engine(&recorder).closed, None);
+    word.store(2, Ordering::Relaxed);
+    assert_eq!(engine(&recorder).closed, Some(vec![]));
+}
+
+#[test]
+fn an_engine_that_was_stopped_while_it_stored_metrics_shows_its_queue_pair() {
+    let recorder = Recorder::start(None).unwrap();
+    let mut trace = recorder.trace().unwrap();
+    trace.begin(about(1), 5, posted(1));
+    let memory = recorder.memories()[0].clone();
+    let slot = memory.words(layout::PAGE, layout::SLOT_WORDS);
+    layout::metrics(slot)[0].fetch_add(1, Ordering::Relaxed);
+    let seen = engine(&recorder).queue_pairs;
+    assert_eq!((seen.len(), seen[0].metrics), (1, None));
+}
+
+/// A thread adds queue pairs that have counted one message each and takes them away again. At any moment the sums are no less
+/// than at the moment before, and no more than the messages there are.
+#[test]
+fn sums_of_an_engine_only_grow_while_queue_pairs_come_and_go() {
+    const TIMES: u64 = 20_000;
+    let recorder = Recorder::start(None).unwrap();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for n in 1..=TIMES {
+                let mut trace = recorder.trace().unwrap();
+                trace.begin(about(1), n, posted(0));
+                trace.count(n, counted(1));
+                if n % 64 == 0 {
+                    std::thread::yield_now();
+                }
+            }
+            done.store(true, Ordering::Release);
+        });
+        let (mut last, mut seen) = (0, 0);
+        loop {
+            let ended = done.load(Ordering::Acquire);
+            let now = engine(&recorder);
+            if let Some(closed) = now.closed {
+                let live = now.queue_pairs.iter().filter_map(|qp| qp.metrics).map(|m| m.counters.released);
+                let sum = live.sum::<u64>() + closed.iter().map(|c| c.metrics.counters.released).sum::<u64>();
+                assert!(last <= sum && sum <= TIMES, "{sum} behind {last}");
+                (last, seen) = (sum, seen + 1);
+            }
+            if ended {
+                break;
+            }
+        }
+        assert_eq!(last, TIMES);
+        assert!(seen > 1);
+    });
 }

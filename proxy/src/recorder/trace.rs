@@ -1,8 +1,10 @@
 //! One queue pair's slot of the recorder, as its engine writes it.
 
+use super::metrics::Metrics;
 use super::view::{Moved, View};
 use super::{Recorder, layout, reader};
 use crate::cell;
+use crate::counters::Counters;
 use crate::memory::Words;
 
 /// What does not change of a queue pair.
@@ -35,6 +37,13 @@ pub struct About {
 
 fn name<S: serde::Serializer>(transport: &[u8; 8], to: S) -> Result<S::Ok, S::Error> {
     to.serialize_str(&text(transport))
+}
+
+impl About {
+    /// The transport's name.
+    pub fn transport_name(&self) -> String {
+        text(&self.transport)
+    }
 }
 
 /// The name in a field. Anybody may have written it (P8).
@@ -125,6 +134,13 @@ pub(crate) struct Trace {
     number: u64,
     last: View,
     moved: Moved,
+    metrics: Metrics,
+    /// The number of the next store of the metrics.
+    stored: u64,
+    /// The metrics have changed since they were stored.
+    unstored: bool,
+    /// When the queue pair was looked at last, nanoseconds.
+    looked: u64,
     /// Messages of this side, and of the peer.
     still: [Still; 2],
     /// For how long in all the engine had not run when the queue pair was looked at last.
@@ -137,6 +153,7 @@ impl Trace {
         let begins = cell::load::<{ layout::ABOUT }>(layout::about(&slot)).map_or(0, |(n, _)| n + 1);
         let entries = (0..layout::ENTRIES).filter_map(|at| layout::read_entry(&slot, at));
         let number = entries.map(|(number, ..)| number + 1).max().unwrap_or(0);
+        let stored = cell::load::<{ layout::TAGGED }>(layout::metrics(&slot)).map_or(0, |(n, _)| n + 1);
         let last = View::default();
         let about = About::default();
         Trace {
@@ -148,6 +165,10 @@ impl Trace {
             number,
             last,
             moved: Moved::default(),
+            metrics: Metrics::default(),
+            stored,
+            unstored: false,
+            looked: 0,
             still: Default::default(),
             away: 0,
         }
@@ -159,14 +180,53 @@ impl Trace {
         (self.about, self.last, self.begun) = (about, view, true);
         self.moved = Moved { sends: now, receives: now };
         self.still = [Still { since: now, reported: false }; 2];
+        self.looked = now;
         cell::store(layout::about(&self.slot), self.begins, &about.words(now, self.number));
         self.begins += 1;
         self.write(now);
+        self.write_metrics();
     }
 
     fn write(&mut self, now: u64) {
         layout::write_entry(&self.slot, self.number, now, self.moved, &self.last);
         self.number += 1;
+    }
+
+    /// Stores the metrics. They are of the queue pair of the last store to the slot's first cell.
+    fn write_metrics(&mut self) {
+        let words = layout::tagged(self.begins - 1, &self.metrics);
+        cell::store(layout::metrics(&self.slot), self.stored, &words);
+        (self.stored, self.unstored) = (self.stored + 1, false);
+    }
+
+    /// Between the release of a message and the word of the peer that it has the message lay so many nanoseconds.
+    #[cold]
+    pub(crate) fn delivered(&mut self, time: u64) {
+        self.metrics.delivery.add(time);
+        self.unstored = true;
+    }
+
+    /// Between the break of a link and the moment at which another one carried the queue pair lay so many nanoseconds.
+    #[cold]
+    pub(crate) fn recovered(&mut self, time: u64) {
+        self.metrics.recovery.add(time);
+        self.unstored = true;
+    }
+
+    /// Takes in what the engine has counted by time `now`.
+    pub(crate) fn count(&mut self, now: u64, counters: Counters) {
+        // What the WQE at the head missed at the last look it has missed since: an engine that sleeps looks before.
+        let since = now.saturating_sub(std::mem::replace(&mut self.looked, now));
+        if let Some(cause) = self.last.missing.cause() {
+            self.metrics.waited[cause] += since;
+            self.unstored |= since > 0;
+        }
+        if self.metrics.counters != counters {
+            (self.metrics.counters, self.unstored) = (counters, true);
+        }
+        if self.unstored && self.begun {
+            self.write_metrics();
+        }
     }
 
     /// Takes in what the engine knows at time `now`. `away`: for how long in all the engine did not run when it should have,
@@ -210,9 +270,11 @@ impl Trace {
 
 impl Drop for Trace {
     fn drop(&mut self) {
-        if self.begun {
-            cell::store(layout::about(&self.slot), self.begins, &[0; layout::ABOUT]);
-        }
-        self.recorder.give_back(self.slot.clone());
+        let clear = || {
+            if self.begun {
+                cell::store(layout::about(&self.slot), self.begins, &[0; layout::ABOUT]);
+            }
+        };
+        self.recorder.give_back(self.slot.clone(), self.about.transport, &self.metrics, clear);
     }
 }

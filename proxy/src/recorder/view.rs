@@ -161,6 +161,34 @@ impl Missing {
         Missing::Region,
     ];
 
+    /// What a WQE may wait for.
+    pub const CAUSES: [Missing; 6] = [
+        Missing::SendQueue,
+        Missing::CompletionQueue,
+        Missing::Receive,
+        Missing::Bytes,
+        Missing::PostedReceive,
+        Missing::Region,
+    ];
+
+    /// The place in [`Missing::CAUSES`]. `None` for [`Missing::Nothing`].
+    pub(super) fn cause(self) -> Option<usize> {
+        (self as usize).checked_sub(1)
+    }
+
+    /// The credit in a word.
+    pub fn word(self) -> &'static str {
+        match self {
+            Missing::Nothing => "nothing",
+            Missing::SendQueue => "send-queue",
+            Missing::CompletionQueue => "completion-queue",
+            Missing::Receive => "receive",
+            Missing::Bytes => "bytes",
+            Missing::PostedReceive => "posted-receive",
+            Missing::Region => "region",
+        }
+    }
+
     /// The credit in words.
     pub fn name(self) -> &'static str {
         match self {
@@ -290,6 +318,14 @@ impl View {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn each_cause_has_its_place() {
+        for (at, cause) in Missing::CAUSES.into_iter().enumerate() {
+            assert_eq!(cause.cause(), Some(at));
+        }
+        assert_eq!(Missing::Nothing.cause(), None);
+    }
 
     #[test]
     fn a_view_comes_back_from_its_words() {

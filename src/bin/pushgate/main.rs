@@ -7,9 +7,11 @@ mod chaos;
 mod config;
 mod doctor;
 mod exit;
+mod find;
 mod flags;
 mod inspect;
 mod log;
+mod metrics;
 mod model;
 mod nccl_check;
 mod nccl_tests;
@@ -55,6 +57,7 @@ fn command(completing: bool) -> Command {
         ))
         .subcommand(doctor::command(settings))
         .subcommand(inspect::command())
+        .subcommand(metrics::command())
         .subcommand(model::command())
         .subcommand(nccl_check::command(settings))
         .subcommand(probe::command(settings))
@@ -104,6 +107,7 @@ fn main() -> ExitCode {
             "chaos" => return chaos::run(m, &warned(m)?),
             "doctor" => return doctor::run(m),
             "inspect" => inspect::run(m)?,
+            "metrics" => metrics::run(m)?,
             "model" => model::run(m)?,
             "nccl-check" => nccl_check::run(m)?,
             "proxy" => return proxy::run(m, &settings(m)?),

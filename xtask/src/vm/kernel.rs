@@ -208,7 +208,7 @@ fn fetch_headers(part: &Path, release: &str, guard: Guard) -> Result<()> {
 }
 
 /// Fetches packages into a folder and unpacks them into its `tree`.
-fn download(part: &Path, packages: &[String], guard: Guard) -> Result<()> {
+pub fn download(part: &Path, packages: &[String], guard: Guard) -> Result<()> {
     for package in fetch_packages(part, packages, guard)? {
         let mut unpack = process::command("dpkg-deb", part);
         unpack.arg("-x").arg(package).arg(part.join("tree"));

@@ -65,7 +65,7 @@ impl Machine {
         let gap = now - recording.last;
         recording.away += if gap > AWAY { gap } else { 0 };
         (recording.last, recording.next) = (now, now + EVERY);
-        recording.recorder.beat(now);
+        recording.recorder.beat(now, self.sleeps);
         let mut stalled = Vec::new();
         for i in 0..n.min(SOME) {
             stalled.extend(recording.look(&mut self.endpoints[(recording.at + i) % n].1));

@@ -27,7 +27,7 @@ fn qp(rank: u32, still: u64, view: View) -> QueuePair {
     let moved = |at| Moved { sends: at, receives: at };
     let first = Entry { number: 0, time: S, moved: moved(S), view: View::default() };
     let last = Entry { number: 1, time: at, moved: moved(at), view };
-    QueuePair { about, added: S, entries: vec![first, last] }
+    QueuePair { about, added: S, metrics: None, entries: vec![first, last] }
 }
 
 fn process(rank: u32, ran: u64, state: char, qp: QueuePair) -> Process {
@@ -40,6 +40,8 @@ fn process(rank: u32, ran: u64, state: char, qp: QueuePair) -> Process {
         ended: false,
         ran: NOW - ran,
         now: NOW,
+        sleeps: 0,
+        closed: None,
         queue_pairs: vec![qp],
     };
     Process { pid: 100 + rank, name: "rank".into(), engines: vec![engine] }

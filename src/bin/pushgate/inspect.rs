@@ -1,15 +1,13 @@
 //! `pushgate inspect`: what the queue pairs of running programs wait for, by their flight recorders.
 
-mod find;
-
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, anyhow};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use pushgate_proxy::recorder::report::{Process, json, text_of};
 
-use self::find::Found;
 use crate::exit::Input;
+use crate::find::{self, Found};
 use crate::output::{out, outln};
 
 pub fn command() -> Command {
@@ -113,7 +111,8 @@ fn all() -> Result<Vec<Found>> {
     find::all().context("looking for processes in /proc")
 }
 
-fn split(found: Vec<Found>) -> (Vec<Process>, Vec<String>) {
+/// The processes that have engines, and sentences about what could not be read.
+pub fn split(found: Vec<Found>) -> (Vec<Process>, Vec<String>) {
     let (mut processes, mut unread) = (Vec::new(), Vec::new());
     for found in found {
         if !found.process.engines.is_empty() {

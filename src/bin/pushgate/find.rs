@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use pushgate_driver_shim::memory::ReadOnlyMemory;
 use pushgate_proxy::recorder::report::Process;
-use pushgate_proxy::recorder::{Engine, JOB, MOST_BYTES, NAME, read};
+use pushgate_proxy::recorder::{JOB, MOST_BYTES, Memory, NAME, read};
 use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, openat};
 
 /// The most bytes of one process's recorders that are read: 16,000 queue pairs.
@@ -45,7 +45,7 @@ pub fn one(pid: u32) -> io::Result<Found> {
     let proc = PathBuf::from(format!("/proc/{pid}"));
     let own = own_number(&proc).unwrap_or(pid);
     let (mut jobs, mut unread, mut left) = (Vec::new(), Vec::new(), MOST);
-    let mut engines: BTreeMap<u64, (Option<Engine>, BTreeMap<u64, Engine>)> = BTreeMap::new();
+    let mut engines: BTreeMap<u64, Vec<Memory>> = BTreeMap::new();
     for entry in fs::read_dir(proc.join("fd"))? {
         let Ok(path) = entry.map(|entry| entry.path()) else { continue };
         // A descriptor that was closed meanwhile.
@@ -56,24 +56,16 @@ pub fn one(pid: u32) -> io::Result<Found> {
         } else if name == NAME.as_bytes() {
             match open(&path, &mut left) {
                 // A child of `fork` has its parent's descriptors.
-                Ok((_, engine)) if engine.pid != own => {}
-                Ok((part, engine)) => {
-                    let (first, others) = engines.entry(engine.engine).or_default();
-                    match part {
-                        0 => *first = Some(engine),
-                        _ => _ = others.insert(part, engine),
-                    }
-                }
+                Ok(memory) if memory.pid() != own => {}
+                Ok(memory) => engines.entry(memory.engine()).or_default().push(memory),
                 Err(e) => unread.push(format!("a recorder of process {pid} can't be read: {e}")),
             }
         }
     }
     jobs.sort();
     jobs.dedup();
-    // The queue pairs of an engine's other memories belong to its first one, which says when the engine ran.
-    let engines = engines.into_values().filter_map(|(first, others)| {
-        let mut engine = first?;
-        engine.queue_pairs.extend(others.into_values().flat_map(|other| other.queue_pairs));
+    let engines = engines.into_values().filter_map(|memories| {
+        let mut engine = read(&memories)?;
         engine.state = state(&proc, engine.thread);
         Some(engine)
     });
@@ -86,9 +78,9 @@ fn memfd(link: &OsStr) -> Option<&[u8]> {
     link.as_bytes().strip_prefix(b"/memfd:")?.strip_suffix(b" (deleted)")
 }
 
-/// Reads a recorder's memory, if it has no more bytes than are `left` for this process. A process may have given another file
+/// Opens a recorder's memory, if it has no more bytes than are `left` for this process. A process may have given another file
 /// such a name: that is refused, and not waited for.
-fn open(path: &Path, left: &mut u64) -> Result<(u64, Engine), String> {
+fn open(path: &Path, left: &mut u64) -> Result<Memory, String> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let fd: OwnedFd = openat(CWD, path, flags, Mode::empty()).map_err(|e| e.to_string())?;
     let stat = fstat(&fd).map_err(|e| e.to_string())?;
@@ -98,7 +90,7 @@ fn open(path: &Path, left: &mut u64) -> Result<(u64, Engine), String> {
     }
     *left -= bytes;
     let memory = ReadOnlyMemory::from_fd(fd, bytes as usize).map_err(|e| e.to_string())?;
-    read(&Arc::new(memory)).map_err(|e| e.to_string())
+    Memory::open(&Arc::new(memory)).map_err(|e| e.to_string())
 }
 
 /// The process's number in its own PID namespace.
