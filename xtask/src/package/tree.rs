@@ -22,6 +22,7 @@ pub const NEEDS: &[Need] = &[Need::Strip, Need::Python, Need::Manual];
 const FILES: &[(&str, &str)] = &[
     ("driver-shim/include/uapi/pushgate.h", "include/uapi/pushgate.h"),
     ("packaging/60-pushgate.rules", "lib/udev/rules.d/60-pushgate.rules"),
+    ("packaging/grafana-dashboard.json", "share/doc/pushgate/examples/grafana-dashboard.json"),
     ("packaging/copyright", "share/doc/pushgate/copyright"),
     ("README.md", "share/doc/pushgate/README.md"),
 ];

@@ -124,3 +124,47 @@ fn p8_metrics_of_any_numbers_are_told() {
     let closed = Closed { transport: "local".into(), metrics: wild };
     text(found(vec![qp(0, Some(wild)), qp(0, Some(wild))], Some(vec![closed])), true);
 }
+
+/// The names of all families of an engine with queue pairs.
+fn names() -> Vec<String> {
+    let found = found(vec![qp(0, Some(metrics(1)))], Some(vec![]));
+    families(found, true).iter().map(|family| family.name().to_string()).collect()
+}
+
+/// The words of a text that begin with `pushgate_`.
+fn told_names(text: &str) -> Vec<&str> {
+    let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+    words.filter(|word| word.starts_with("pushgate_")).collect()
+}
+
+#[test]
+fn the_dashboard_asks_for_names_that_are_told() {
+    let dashboard = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/packaging/grafana-dashboard.json"));
+    let _: serde_json::Value = serde_json::from_str(dashboard).unwrap();
+    let names = names();
+    let asked = told_names(dashboard);
+    assert!(asked.len() > 20, "{asked:?}");
+    for asked in asked {
+        let family =
+            ["_bucket", "_sum", "_count"].iter().find_map(|end| asked.strip_suffix(end)).unwrap_or(asked);
+        assert!(names.iter().any(|name| name == family), "no metric {asked}");
+    }
+}
+
+#[test]
+fn the_page_has_every_name_and_no_other() {
+    let page = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/metrics.md"));
+    let names = names();
+    let bare = |name: &str| {
+        name.strip_prefix("pushgate_queue_pair_").unwrap_or(&name["pushgate_".len()..]).to_string()
+    };
+    for name in &names {
+        assert!(
+            page.contains(&format!("`{}`", bare(name))) || page.contains(&format!("`{name}`")),
+            "the page lacks {name}"
+        );
+    }
+    for told in told_names(page).into_iter().filter(|told| !told.ends_with('_') && *told != "pushgate_job") {
+        assert!(told.ends_with("_NAME") || names.iter().any(|name| name == told), "the page has {told}");
+    }
+}
