@@ -9,6 +9,18 @@ use std::io::Write;
 pub use built::pushgate;
 pub use patience::{Pause, hang, patience, patience_factor, wait_until};
 
+/// The numbers of a process's children, whichever of its threads started them.
+pub fn children(pid: u32) -> Vec<u32> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let of =
+        |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+    let all: Vec<String> = tasks.map(of).collect();
+    all.iter()
+        .flat_map(|text| text.split_whitespace())
+        .map(|child| child.parse().expect("a number"))
+        .collect()
+}
+
 /// Reports that a test did not run, and why: on standard output and, if `PUSHGATE_SKIP_LOG` names a
 /// file, as a line appended to that file, so that a runner can list what this machine lacked.
 pub fn skip(reason: &str) {

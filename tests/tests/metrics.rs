@@ -9,7 +9,7 @@ use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 use pushgate::{Comm, Context, Launch, Module, QpConfig, Settings, WaitOutcome, upload_descriptors};
 use pushgate_tests::built::{example, scratch};
-use pushgate_tests::{hang, pushgate, wait_until};
+use pushgate_tests::{children, hang, pushgate, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -455,13 +455,23 @@ fn a_prometheus_that_scrapes_an_allreduce_has_the_sums_that_the_example_reports(
     clear(&mut allreduce);
     allreduce.args(["--ranks", "2", "--size", "1M", "--device", "cpu", "--in-place", "--warmup", "0"]);
     allreduce.args(["--iters", "4", "--late-ms", "1000", "--json"]);
-    let Output { status, stdout, .. } = allreduce.output().unwrap();
+    let mut allreduce = Killed(allreduce.stdout(Stdio::piped()).spawn().unwrap());
+    let mut ranks = Vec::new();
+    wait_until("the ranks", || {
+        ranks = children(allreduce.0.id());
+        ranks.len() == RANKS as usize
+    });
+    let mut stdout = Vec::new();
+    allreduce.0.stdout.take().unwrap().read_to_end(&mut stdout).unwrap();
+    let status = allreduce.0.wait().unwrap();
+    // Other programs may run on this host.
+    let own = format!("{{pid=~\"{}|{}\"}}", ranks[0], ranks[1]);
     let said: Value = serde_json::from_slice(&stdout).unwrap();
     assert!(status.success() && said["verified"] == true, "{said}");
     assert_eq!((said["bytes"].as_u64(), said["ranks"].as_u64()), (Some(SIZE), Some(RANKS)));
     let iterations = said["iters"].as_u64().unwrap();
 
-    let total = |name: &str| prometheus.one(&format!("sum(max_over_time(pushgate_{name}[10m]))"));
+    let total = |name: &str| prometheus.one(&format!("sum(max_over_time(pushgate_{name}{own}[10m]))"));
     for (name, key) in
         [("messages_dropped_total", "dropped"), ("rnr_total", "rnr"), ("refused_total", "refused")]
     {
@@ -478,7 +488,7 @@ fn a_prometheus_that_scrapes_an_allreduce_has_the_sums_that_the_example_reports(
             "{name}: {bytes}, at least {least}"
         );
     }
-    let links =
-        prometheus.query("count by (link) (last_over_time(pushgate_released_bytes_total[10m]))").unwrap();
+    let links = format!("count by (link) (last_over_time(pushgate_released_bytes_total{own}[10m]))");
+    let links = prometheus.query(&links).unwrap();
     assert_eq!(links, [RANKS as f64], "one kind of link");
 }

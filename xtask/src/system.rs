@@ -54,10 +54,12 @@ pub enum Need {
     Strip,
     /// What programs in C are built with against an installed library.
     CBuild,
+    /// The terminal in which `pushgate top` is tested.
+    Terminal,
 }
 
 /// All needs, in the order in which they are reported.
-pub const ALL: [Need; 20] = [
+pub const ALL: [Need; 21] = [
     Need::Cxx,
     Need::Python,
     Need::Libclang,
@@ -78,6 +80,7 @@ pub const ALL: [Need; 20] = [
     Need::Valgrind,
     Need::Strip,
     Need::CBuild,
+    Need::Terminal,
 ];
 
 impl Need {
@@ -106,6 +109,7 @@ impl Need {
             Need::Valgrind => "valgrind",
             Need::Strip => "strip",
             Need::CBuild => "pkg-config, cmake, make, nm, readelf and man",
+            Need::Terminal => "tmux",
         }
     }
 
@@ -142,6 +146,7 @@ impl Need {
             Need::Valgrind => succeeds("valgrind", &["--version"]),
             Need::Strip => have(&["strip"]),
             Need::CBuild => have(&["pkg-config", "cmake", "make", "nm", "readelf", "man"]),
+            Need::Terminal => have(&["tmux"]),
         }
     }
 
@@ -169,6 +174,7 @@ impl Need {
             Need::Valgrind => Source::Apt(&["valgrind"]),
             Need::Strip => Source::Apt(&["binutils"]),
             Need::CBuild => Source::Apt(&["pkg-config", "cmake", "make", "binutils", "man-db"]),
+            Need::Terminal => Source::Apt(&["tmux"]),
         }
     }
 }

@@ -23,6 +23,7 @@ mod ranks;
 mod report;
 mod run;
 mod signals;
+mod top;
 mod topo;
 
 use std::io::Write as _;
@@ -64,6 +65,7 @@ fn command(completing: bool) -> Command {
         .subcommand(ranks::command(settings))
         .subcommand(report::command(settings))
         .subcommand(run::command())
+        .subcommand(top::command())
         .subcommand(topo::command())
         .subcommand(bench::command(settings))
         .subcommands(pages::commands());
@@ -117,6 +119,7 @@ fn main() -> ExitCode {
             "config" => config::run(m)?,
             "devices" => devices(m)?,
             "probe" => probe::run(m, &warned(m)?)?,
+            "top" => top::run(m)?,
             "topo" => topo::run(m)?,
             "completions" => pages::completions(m, command(true))?,
             "manual" => pages::manual(m, command(false))?,

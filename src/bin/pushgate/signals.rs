@@ -48,7 +48,17 @@ pub fn catch(bell: Option<Stop>) {
         // The handler may run until the process ends.
         std::mem::forget(bell);
     }
-    for number in [Signal::INT, Signal::TERM, Signal::HUP] {
+    catch_each(&[Signal::INT, Signal::TERM, Signal::HUP]);
+}
+
+/// Catches SIGINT and SIGTERM from now on, as [`catch`] does, for a program that restores its terminal. SIGHUP still ends the
+/// process: it says that the terminal is gone.
+pub fn catch_in_terminal() {
+    catch_each(&[Signal::INT, Signal::TERM]);
+}
+
+fn catch_each(signals: &[Signal]) {
+    for number in signals {
         // SAFETY: `on_signal` has the signature that signal(2) calls, and does only what is
         // async-signal-safe: atomics, write(2), signal(2).
         unsafe { signal(number.as_raw(), on_signal as extern "C" fn(c_int) as usize) };
