@@ -90,6 +90,16 @@ impl Chain {
         self.interval = 1;
     }
 
+    /// Whether a READ, and not the completion of a WRITE, tells that a WRITE is there.
+    pub(super) fn asks_by_echo(&self) -> bool {
+        self.echo.is_some()
+    }
+
+    /// Whether the device has a copy of so many bytes once they are posted, so that their source may change.
+    pub(super) fn copies(&self, bytes: usize) -> bool {
+        bytes <= self.inline as usize
+    }
+
     /// True if so many more fit before it must be posted.
     pub(super) fn has_room(&self, n: usize) -> bool {
         self.requests.len() + n <= CHAIN

@@ -4,6 +4,10 @@
 //! One line is on its way at a time, for a line that is written twice could arrive in either order. The last line of an
 //! end has a place of its own in the outbox, so that it need not wait for the line before it where WRITEs keep their
 //! order.
+//!
+//! Where WRITEs keep their order and their arrival is learnt by a READ, which may come back behind much of the peer's payload,
+//! lines with counts follow a line that is on its way, [`AHEAD`] at most. A peer that waits for credit has to wait for
+//! no READ of this end then.
 
 use pushgate_driver_shim::abi;
 
@@ -11,6 +15,20 @@ use super::NOTIFIES;
 use super::inbox::LINE_WORDS;
 use crate::link::PeerCounts;
 use crate::session::count_word;
+
+/// Lines with counts that follow one whose arrival is not known yet, at most, where lines may follow.
+pub(super) const AHEAD: u32 = 16;
+
+/// What a link knows of the lines that it has written.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Written {
+    /// Work requests up to this one have completed.
+    pub(super) done: u64,
+    /// WRITEs keep their order.
+    pub(super) in_order: bool,
+    /// Lines may follow one that is on its way: WRITEs keep their order, and the device has a copy of a line once it is posted.
+    pub(super) follow: bool,
+}
 
 /// A line that is to be written now.
 #[derive(Debug, PartialEq, Eq)]
@@ -20,6 +38,8 @@ pub(super) struct Due {
     pub(super) words: [u64; LINE_WORDS],
     /// The peer may wait for what the line says.
     pub(super) wakes: bool,
+    /// The line's arrival is to be asked for. Otherwise the line follows another one.
+    pub(super) asks: bool,
 }
 
 /// The line of one end.
@@ -40,8 +60,10 @@ pub(super) struct Line {
     last: bool,
     /// The line is due for a beat alone, which need not wake the peer.
     beats: bool,
-    /// The work request that wrote the line last.
+    /// The work request that wrote the line last whose arrival was asked for.
     written_by: u64,
+    /// Lines that have followed that one.
+    behind: u32,
     /// Work requests that were written when the time of the next beat began, and that time.
     beaten: (u64, u64),
 }
@@ -143,18 +165,18 @@ impl Line {
         self.dirty || self.counts_due || self.last
     }
 
-    /// The line, if it is to be written now: work requests up to `done` have completed, and `in_order` says that WRITEs
-    /// keep their order. The caller writes it and calls [`Line::written`].
-    pub(super) fn next(&mut self, done: u64, in_order: bool) -> Option<Due> {
-        let arrived = self.written_by <= done;
-        let at = match (self.last, self.dirty || self.counts_due) {
+    /// The line, if it is to be written now. The caller writes it, and calls [`Line::written`] if it asked for its arrival.
+    pub(super) fn next(&mut self, before: Written) -> Option<Due> {
+        let arrived = self.written_by <= before.done;
+        let follows = before.follow && self.behind < AHEAD;
+        let (at, asks) = match (self.last, self.dirty || self.counts_due) {
             // A line that is on its way must not be placed over the last one.
-            (true, _) if in_order || arrived => 1,
-            (false, true) if arrived => 0,
+            (true, _) if before.in_order || arrived => (1, true),
+            (false, true) if arrived => (0, true),
+            (false, true) if self.counts_due && follows => (0, false),
             _ => return None,
         };
-        let beats = std::mem::take(&mut self.beats);
-        let wakes = self.counts_due || self.last || !beats;
+        let wakes = self.counts_due || self.last || !self.beats;
         let [received, released, granted] = self.counts();
         let notified = count_word(0, self.notified);
         let words = [
@@ -169,16 +191,18 @@ impl Line {
         ];
         self.notified_told = self.notified;
         self.counts_due = false;
-        match at {
-            1 => self.last = false,
-            _ => self.dirty = false,
+        match (at, asks) {
+            (1, _) => (self.last, self.beats) = (false, false),
+            (_, true) => (self.dirty, self.beats) = (false, false),
+            // Whoever has made the line due may wait for its completion.
+            (_, false) => self.behind += 1,
         }
-        Some(Due { at, words, wakes })
+        Some(Due { at, words, wakes, asks })
     }
 
-    /// The line was written by this work request.
+    /// The line was written by this work request, whose completion says that it has arrived.
     pub(super) fn written(&mut self, request: u64) {
-        self.written_by = request;
+        (self.written_by, self.behind) = (request, 0);
     }
 }
 
@@ -189,18 +213,49 @@ mod tests {
     const BEAT: u64 = 1_000_000_000;
     const COUNTS: PeerCounts = PeerCounts { released: 1, received: 2, granted: 3 };
 
+    fn up_to(done: u64, in_order: bool) -> Written {
+        Written { done, in_order, follow: false }
+    }
+
     #[test]
     fn one_line_is_on_its_way_at_a_time() {
         let mut line = Line::default();
-        assert_eq!((line.is_due(), line.next(9, true)), (false, None));
+        assert_eq!((line.is_due(), line.next(up_to(9, true))), (false, None));
         line.acknowledge(COUNTS);
-        let due = line.next(0, true).unwrap();
+        let due = line.next(up_to(0, true)).unwrap();
         assert_eq!((due.at, &due.words[..3], due.wakes), (0, &[2, 1, 3][..], true));
         line.written(5);
         assert!(!line.is_due());
         line.acknowledge(PeerCounts { received: 4, ..COUNTS });
-        assert_eq!(line.next(4, true), None);
-        assert_eq!(line.next(5, true).unwrap().words[0], 4);
+        assert_eq!(line.next(up_to(4, true)), None);
+        assert_eq!(line.next(up_to(5, true)).unwrap().words[0], 4);
+    }
+
+    #[test]
+    fn counts_follow_a_line_that_is_on_its_way_a_few_times_and_ask_for_nothing() {
+        let mut line = Line::default();
+        let mut next = |due: &mut dyn FnMut(&mut Line), done| {
+            due(&mut line);
+            let due = line.next(Written { done, in_order: true, follow: true })?;
+            if due.asks {
+                line.written(5);
+            }
+            Some((due.asks, due.words[0]))
+        };
+        let counts = |received| move |line: &mut Line| line.acknowledge(PeerCounts { received, ..COUNTS });
+        for round in [0, 5] {
+            assert_eq!(next(&mut counts(0), round), Some((true, 0)), "the first asks");
+            for received in 1..=AHEAD as u64 {
+                assert_eq!(next(&mut counts(received), 4), Some((false, received)));
+                assert_eq!(next(&mut |_| {}, 4), None, "nothing is due");
+            }
+            assert_eq!(next(&mut counts(99), 4), None, "no more slots are set aside");
+        }
+        // A line that was asked for, for its completion's sake, is still due behind one that follows.
+        assert_eq!(next(&mut Line::touch, 5), Some((true, 99)));
+        assert_eq!(next(&mut Line::touch, 4), None);
+        assert_eq!(next(&mut counts(100), 4), Some((false, 100)));
+        assert_eq!(next(&mut |_| {}, 5), Some((true, 100)));
     }
 
     #[test]
@@ -208,14 +263,14 @@ mod tests {
         for in_order in [true, false] {
             let mut line = Line::default();
             line.acknowledge(COUNTS);
-            line.next(0, in_order).unwrap();
+            line.next(up_to(0, in_order)).unwrap();
             line.written(5);
             line.end(77);
             assert!(line.has_last_words() && line.is_due());
             if !in_order {
-                assert_eq!(line.next(4, in_order), None);
+                assert_eq!(line.next(up_to(4, in_order)), None);
             }
-            let due = line.next(if in_order { 4 } else { 5 }, in_order).unwrap();
+            let due = line.next(up_to(if in_order { 4 } else { 5 }, in_order)).unwrap();
             assert_eq!((due.at, due.words[5], due.words[6], due.wakes), (1, 77, !77, true));
             assert!(!line.has_last_words());
         }
@@ -231,7 +286,7 @@ mod tests {
             assert!(line.is_due());
             line
         };
-        let wakes = |line: &mut Line| line.next(0, true).unwrap().wakes;
+        let wakes = |line: &mut Line| line.next(up_to(0, true)).unwrap().wakes;
         assert!(!wakes(&mut beat()), "a beat alone");
         let mut line = beat();
         line.acknowledge(COUNTS);
@@ -265,7 +320,7 @@ mod tests {
             taken += 1;
         }
         assert!(taken < NOTIFIES as u64);
-        assert_eq!(line.next(0, true).unwrap().words[3], count_word(0, taken));
+        assert_eq!(line.next(up_to(0, true)).unwrap().words[3], count_word(0, taken));
         line.was_notified();
         assert!(!line.is_due());
     }

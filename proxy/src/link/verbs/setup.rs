@@ -17,6 +17,7 @@ use super::device::Device;
 use super::gid::{GidEntry, GidType};
 use super::inbox::InboxLayout;
 use super::kinds::{Kind, Protocol};
+use super::line::AHEAD;
 use super::objects::{Allocate, Cq, Mr, Pd, REMOTE_WRITE, Rc, SEND_ONLY};
 use super::offer::{Agreed, Offer, Places, WIRE};
 use super::sending::Sending;
@@ -74,10 +75,11 @@ pub struct VerbsPrepared {
 
 /// Work requests that the send queue of `1 << log` messages holds: a payload and
 /// a record each, what is set aside for control writes, and the last. Where WRITEs tell nothing by their completion,
-/// a READ for each of them at most.
+/// lines may follow another one, and one more READ than those is posted until they are known to be there: in front of them
+/// and behind. There is a READ for each WRITE at most.
 fn send_queue(log: u32, kind: &Kind) -> u32 {
     let writes = (2 << log) + CONTROL_WRS + LAST_WRS;
-    if kind.acknowledges() { writes } else { 2 * writes }
+    if kind.acknowledges() { writes } else { 2 * (writes + 2 * AHEAD) }
 }
 
 impl OwnEnd {

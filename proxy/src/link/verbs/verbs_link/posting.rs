@@ -7,7 +7,7 @@ use pushgate_driver_shim::record::{Opcode, Record, RecordWords, lap_of};
 
 use super::super::chain::{Remote, Sge};
 use super::super::inbox::{LINE_WORDS, NOTIFY, PLACED_FLAG, REGION_WORDS, SHORT_FLAG};
-use super::super::line::Due;
+use super::super::line::{Due, Written};
 use super::super::slot::{self, SHORT, SLOT_BYTES, SLOT_WORDS, slot_bytes};
 use super::super::{CONTROL_WRS, NOTIFIES};
 use super::{Held, VerbsLink};
@@ -165,8 +165,10 @@ impl VerbsLink {
             word.store(value, Ordering::Relaxed);
         }
         let imm = if due.wakes { self.notify_imm() } else { None };
-        self.chain.write(self.outbox(first, LINE_WORDS * 8), self.at_inbox(0), imm, true);
-        self.line.written(self.chain.written);
+        self.chain.write(self.outbox(first, LINE_WORDS * 8), self.at_inbox(0), imm, due.asks);
+        if due.asks {
+            self.line.written(self.chain.written);
+        }
     }
 
     /// Word of the outbox where our receives begin.
@@ -207,7 +209,9 @@ impl VerbsLink {
             // Nothing but what comes behind it wakes a peer that waits for one of them.
             self.line.touch_to_wake();
         }
-        if let Some(due) = self.line.next(self.chain.done, self.in_order) {
+        let follow = self.in_order && self.chain.asks_by_echo() && self.chain.copies(LINE_WORDS * 8);
+        let before = Written { done: self.chain.done, in_order: self.in_order, follow };
+        if let Some(due) = self.line.next(before) {
             self.write_line(due);
         }
         if self.publish_wr <= self.chain.done
