@@ -39,6 +39,8 @@ struct Shared {
     /// How many passes the thread has made.
     stood_in: AtomicU64,
     stopping: AtomicBool,
+    /// A call of the program makes a pass. A hint: of two calls that follow each other one may overwrite what the other says.
+    calling: AtomicBool,
     /// Producers and peers were told that the engine sleeps, and no pass has come since. Written with the driver in hand.
     asleep: AtomicBool,
 }
@@ -60,6 +62,7 @@ impl Driven {
             calls: Calls::new(),
             stood_in: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
+            calling: AtomicBool::new(false),
             asleep: AtomicBool::new(false),
         });
         let theirs = shared.clone();
@@ -72,10 +75,10 @@ impl Driven {
     pub(super) fn drive(&self, qp: Option<QpId>) -> Result<Step, EngineError> {
         let shared = &*self.shared;
         shared.calls.add();
-        let pass = match shared.pass(qp) {
+        let pass = match shared.call(qp) {
             Pass::Busy => {
                 shared.calls.busy();
-                shared.pass(qp)
+                shared.call(qp)
             }
             pass => pass,
         };
@@ -124,9 +127,19 @@ impl Shared {
         }
     }
 
+    /// A pass by the program.
     #[inline]
-    fn pass(&self, qp: Option<QpId>) -> Pass {
-        let Some(mut driver) = self.lock() else { return Pass::Busy };
+    fn call(&self, qp: Option<QpId>) -> Pass {
+        let Some(driver) = self.lock() else { return Pass::Busy };
+        // Relaxed: only a hint for the thread.
+        self.calling.store(true, Ordering::Relaxed);
+        let pass = self.pass(driver, qp);
+        self.calling.store(false, Ordering::Relaxed);
+        pass
+    }
+
+    #[inline]
+    fn pass(&self, mut driver: MutexGuard<'_, Option<Box<Driver>>>, qp: Option<QpId>) -> Pass {
         let Some(own) = driver.as_mut() else { return Pass::Gone };
         // Relaxed, here and below: only a hint. The lock orders what counts.
         if self.asleep.load(Ordering::Relaxed) {
@@ -160,20 +173,24 @@ impl Shared {
 
     /// Looks whether the program calls, and stands in for it while it does not.
     fn stand_by(&self) {
-        let mut seen = self.calls.count();
+        let (mut seen, mut calling) = (self.calls.count(), false);
         while !self.is_stopping() {
             std::thread::park_timeout(ABSENT);
-            if self.calls.count() == seen && !self.stand_in(seen) {
+            // A pass over many queue pairs takes milliseconds, and so does what the program does before its next call. The
+            // program is away since the end of its last call, not since the beginning.
+            if self.calls.count() == seen && !calling && !self.stand_in(seen) {
                 return;
             }
             seen = self.calls.count();
+            calling = self.calling.load(Ordering::Relaxed);
         }
     }
 
     /// Drives until the program calls: until its calls are not `seen` any more. False: the engine has ended.
     fn stand_in(&self, seen: u64) -> bool {
         while self.calls.count() == seen && !self.is_stopping() {
-            let step = match self.pass(None) {
+            let Some(driver) = self.lock() else { return true };
+            let step = match self.pass(driver, None) {
                 Pass::Made(step) => step,
                 Pass::Busy => return true,
                 Pass::Gone => return false,
