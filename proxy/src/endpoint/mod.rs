@@ -227,6 +227,12 @@ impl Endpoint {
         self.control.prefetch(self.inbound.shown());
     }
 
+    /// Asks for what [`Endpoint::tick`] needs besides this value.
+    #[inline]
+    pub(crate) fn prefetch_for_tick(&self) {
+        prefetch::value(&*self.here.qp);
+    }
+
     /// Asks for what the link points to: to be called once [`Endpoint::prefetch`] has had the time to fetch the link.
     #[inline]
     pub(crate) fn prefetch_link(&self) {

@@ -84,7 +84,8 @@ pub struct LocalLink {
     /// Messages taken in over this link.
     inbound: u64,
     dirty: bool,
-    next: Next,
+    /// Apart, so that what a turn needs lies close together.
+    next: Box<Next>,
 }
 
 impl LocalLink {
@@ -105,7 +106,7 @@ impl LocalLink {
         if let Some(process) = &peer_process {
             process.allow();
         }
-        let mut next = Next::new(*geometry, *peer_geometry, processes.in_program);
+        let mut next = Box::new(Next::new(*geometry, *peer_geometry, processes.in_program));
         if peer_process.is_none() {
             next.answer = abi::PUSHGATE_READS_UNKNOWN as u64;
         }
