@@ -2,6 +2,7 @@
 # options of perftest's programs; ADDRESS, that of the device. Each end has a core of its own, as the threads of
 # pushgate's bench have: two ends that poll must not share a core. The figures go to /run/out/figures.txt.
 
+# client PROGRAM OPTION...: one try of perftest's client.
 client() {
     taskset -c 0 "$@" $THEIRS "$ADDRESS" >/run/out/client.txt 2>&1
 }
