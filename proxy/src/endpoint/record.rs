@@ -74,6 +74,8 @@ impl Endpoint {
         let view = self.view();
         if let Some(trace) = &mut self.recorded.trace {
             trace.begin(about, now, view);
+            // A queue pair whose messages are all sent before the first look has a time as well.
+            self.recorded.sample = Sample::Armed(self.outbound.staging().messages());
         }
     }
 
