@@ -41,7 +41,7 @@ impl Comm {
     /// Joins a communicator whose ranks exchange what they need by a way of the program's own. A collective of that way's ranks.
     ///
     /// Rank 0 makes a [`UniqueId`], one [`Bootstrap::all_gather`] hands it to the others, and all join with it. The id is a
-    /// secret: whoever sees those bytes can be a rank.
+    /// secret: a program that has the id can join as a rank.
     ///
     /// # Errors
     /// Those of [`UniqueId::new`] at rank 0, and [`Error::Mismatch`] at the others then; those of [`Comm::connect_with`]; and

@@ -162,14 +162,10 @@ impl Missing {
     ];
 
     /// What a WQE may wait for.
-    pub const CAUSES: [Missing; 6] = [
-        Missing::SendQueue,
-        Missing::CompletionQueue,
-        Missing::Receive,
-        Missing::Bytes,
-        Missing::PostedReceive,
-        Missing::Region,
-    ];
+    pub const CAUSES: [Missing; 6] = {
+        let [_nothing, causes @ ..] = Missing::ALL;
+        causes
+    };
 
     /// The place in [`Missing::CAUSES`]. `None` for [`Missing::Nothing`].
     pub(super) fn cause(self) -> Option<usize> {

@@ -194,7 +194,7 @@ impl Line {
         match (at, asks) {
             (1, _) => (self.last, self.beats) = (false, false),
             (_, true) => (self.dirty, self.beats) = (false, false),
-            // Whoever has made the line due may wait for its completion.
+            // The line stays due: the caller that asked for the line may wait for the completion of a line that asks.
             (_, false) => self.behind += 1,
         }
         Some(Due { at, words, wakes, asks })

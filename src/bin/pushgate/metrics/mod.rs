@@ -42,7 +42,7 @@ pub fn command() -> Command {
                 .long("any-address")
                 .action(ArgAction::SetTrue)
                 .requires("listen")
-                .help("Allows --listen another address than the loopback's: whoever reaches it reads the metrics"),
+                .help("Allows --listen an address that other hosts reach: everybody who can connect to the address can read the metrics"),
         )
         .arg(
             Arg::new("textfile")
@@ -81,8 +81,8 @@ pub fn run(m: &ArgMatches) -> Result<()> {
     if let Some(address) = m.get_one::<SocketAddr>("listen") {
         if !address.ip().is_loopback() && !m.get_flag("any-address") {
             let why = format!(
-                "invalid --listen `{address}`: expected an address of the loopback, or --any-address beside it: whoever \
-                 reaches the address reads the metrics, without a password"
+                "invalid --listen `{address}`: expected an address of the loopback, or --any-address beside it: everybody \
+                 who can connect to the address can read the metrics, without a password"
             );
             return Err(Input(why).into());
         }

@@ -71,10 +71,14 @@ fn wait_for_input(limit: Duration) -> Result<()> {
 pub fn run(view: View) -> Result<()> {
     // A signal may come at any time from now on.
     signals::catch_in_terminal();
-    let terminal = ratatui::try_init().context("preparing the terminal")?;
+    let mut terminal = ratatui::try_init().context("preparing the terminal")?;
     let shown = Shown { view, before: Before::default(), now: Vec::new(), table: TableState::default() };
-    let ended = shown.until_ended(terminal);
+    let ended = shown.until_ended(&mut terminal);
     let restored = ratatui::try_restore().context("restoring the terminal");
+    if restored.is_err() {
+        // The terminal's drop shows the cursor, and prints a failure to a standard error that is gone like the terminal.
+        std::mem::forget(terminal);
+    }
     ended.and(restored)
 }
 
@@ -87,7 +91,7 @@ struct Shown {
 }
 
 impl Shown {
-    fn until_ended(mut self, mut terminal: DefaultTerminal) -> Result<()> {
+    fn until_ended(mut self, terminal: &mut DefaultTerminal) -> Result<()> {
         self.now = look()?;
         let mut next = Instant::now() + FIRST.min(self.view.interval);
         loop {
