@@ -22,9 +22,10 @@ pub fn stall(o: &Options) {
     // SAFETY: our own request, not done before the message is sent.
     let test = || assert!(!unsafe { plugin.test(received, None).expect("test") }, "nothing was sent");
     let sentence = "rank 1 has posted 1 receive that no message has filled: rank 0 has nothing to send";
-    wait_until("the warning", || {
+    // A thread of the plugin writes the report line by line while this thread reads. The events come last.
+    wait_until("the report", || {
         test();
-        said(sentence) > 0
+        said(sentence) > 0 && said("    events ") > 0
     });
     let all = warnings();
     assert!(all.iter().all(|line| line.len() < LINE && !line.contains('\n')), "{all:#?}");
