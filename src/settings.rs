@@ -206,6 +206,8 @@ settings! {
     peer_memory: u64 = "2G", size(64 << 10), "64K to 1024G; bytes, K, M and G are 1024-based", "bytes", Window;
     /// Payload ring of a connection of the NCCL plugin
     net_window_size: u64 = "4M", window_size(64 << 10), "a power of two, 64K to 512M; bytes, K, M and G are 1024-based", "bytes", Nccl;
+    /// NCCL's RMA table, by which kernels use NCCL's device API
+    net_rma: bool = "false", switch, "true or false", "", Nccl;
     /// WQE slots of a queue pair
     slots: u64 = "1024", power_of_two, "a power of two, 2 to 65536", "", QueuePair;
     /// Receives of a queue pair

@@ -33,6 +33,8 @@ mod lock;
 #[cfg(not(loom))]
 mod mover;
 #[cfg(not(loom))]
+mod ordered;
+#[cfg(not(loom))]
 mod source;
 mod worker;
 
@@ -52,6 +54,8 @@ pub use executor::{
 };
 #[cfg(not(loom))]
 pub use mover::{CopyTicket, CudaCopy};
+#[cfg(not(loom))]
+pub use ordered::OrderedCopies;
 #[cfg(not(loom))]
 pub use source::Source;
 #[cfg(not(loom))]

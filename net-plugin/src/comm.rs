@@ -20,7 +20,6 @@ use crate::exclusive::{Exclusive, Refused};
 use crate::join::{Joined, Role};
 use crate::log;
 use crate::pool::REQUESTS;
-use crate::pushes;
 use crate::reach;
 use crate::receive::Receiver;
 use crate::registration::{Kind, Mr, Wanted};
@@ -28,7 +27,6 @@ use crate::runtime::Runtime;
 use crate::send::Sender;
 use crate::socket::Line;
 use crate::taken;
-use crate::watch::Peer;
 
 /// How long a deregistration tries to get between two posts or tests to look at the requests. Each
 /// post or test takes microseconds, but a busy machine may suspend their thread for a while.
@@ -65,8 +63,6 @@ static NOTHING: AtomicU64 = AtomicU64::new(0);
 impl Comm {
     /// Makes a connection from a queue pair that was joined; `line` reports the end of the peer.
     pub fn new(runtime: Arc<Runtime>, joined: Joined, line: Arc<Line>, role: Role) -> Result<Box<Comm>> {
-        // The sending end is rank 0.
-        let peer = Arc::new(Peer::new((role == Role::Send) as u32));
         let Joined {
             qp,
             mailbox,
@@ -80,23 +76,11 @@ impl Comm {
             reaches,
             flusher,
             receives,
+            inbound: _,
             registrations,
         } = joined;
-        // From here on dropping `end` takes the queue pair out of the engine again.
-        let mut end = CommEnd {
-            role,
-            qp,
-            peer: peer.clone(),
-            line: line.clone(),
-            recovers: mailbox.is_some(),
-            watched: u64::MAX,
-            nothing: 0,
-            lane,
-            reaches,
-            pushes: pushes::Counts::default(),
-            registrations,
-            runtime,
-        };
+        let mut end = CommEnd::new(runtime, role, line, (qp, mailbox, lane, registrations))?;
+        end.reaches = reaches;
         if end.lane.gpu.as_ref().is_some_and(|gpu| gpu.copies()) {
             taken::tell_without_profiler();
         }
@@ -105,7 +89,6 @@ impl Comm {
             // SAFETY: a static atomic, which other threads and devices may write.
             end.nothing = unsafe { end.lane.engine.add_region(qp, memory, 8)? };
         }
-        end.watched = end.runtime.watch.add(line, peer, &end.lane.engine, qp, mailbox)?;
         let side = match role {
             Role::Send => {
                 let whole = (abi::PUSHGATE_UNIT as usize) << geometry.window_log >> 1;

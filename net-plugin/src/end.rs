@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pushgate_driver_shim::abi;
+use pushgate_proxy::endpoint::Mailbox;
 use pushgate_proxy::engine::{EngineError, QpId};
 use pushgate_proxy::session::Status;
 
@@ -83,6 +84,35 @@ impl Drop for CommEnd {
 }
 
 impl CommEnd {
+    /// The end of a queue pair that an engine has, watched for the end of its peer. A failure takes the queue pair out of
+    /// the engine again.
+    pub fn new(
+        runtime: Arc<Runtime>,
+        role: Role,
+        line: Arc<Line>,
+        (qp, mailbox, lane, registrations): (QpId, Option<Mailbox>, Arc<Lane>, Vec<Registered>),
+    ) -> Result<Self> {
+        // The sending end is rank 0.
+        let peer = Arc::new(Peer::new((role == Role::Send) as u32));
+        // From here on dropping `end` takes the queue pair out of the engine.
+        let mut end = CommEnd {
+            role,
+            qp,
+            peer: peer.clone(),
+            line: line.clone(),
+            recovers: mailbox.is_some(),
+            watched: u64::MAX,
+            nothing: 0,
+            lane,
+            reaches: false,
+            pushes: pushes::Counts::default(),
+            registrations,
+            runtime,
+        };
+        end.watched = end.runtime.watch.add(line, peer, &end.lane.engine, qp, mailbox)?;
+        Ok(end)
+    }
+
     /// Fails if the lane's GPU copies no more; then the queue pair ends, so the peer learns of it
     /// and waits there end.
     #[inline]

@@ -8,9 +8,11 @@ use pushgate::settings::DeviceChoice;
 use pushgate::worker::{
     Lease, Lost, OneWay, PostError, SharedMover, Ticket, Worker, WorkerMover, WorkerOptions,
 };
-use pushgate_driver_shim::memory::ReadOnlyMemory;
+use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::window::Window;
-use pushgate_gpu_kernels::{Access, DeviceBuffer, Executor, Registration, choose_at, current_device};
+use pushgate_gpu_kernels::{
+    Access, DeviceBuffer, Executor, OrderedCopies, Registration, choose_at, current_device,
+};
 use pushgate_proxy::mover::Mover;
 
 use crate::error::{Code, Failure, Result};
@@ -76,6 +78,11 @@ impl Gpu {
     /// Allocates memory on the GPU.
     pub fn memory(&self, bytes: usize) -> Result<DeviceBuffer> {
         self.executor.alloc(bytes).map_err(Failure::system("memory of the GPU"))
+    }
+
+    /// A queue of copies by the copy engines, with its words in `memory`.
+    pub fn ordered_copies(&self, memory: SharedMemory) -> Result<OrderedCopies> {
+        OrderedCopies::new(&self.executor, memory).map_err(Failure::system("a queue of copies of the GPU"))
     }
 
     /// The GPU's PCI address, if it is a GPU.

@@ -30,7 +30,7 @@ use crate::dial::{self, Dial, Dialed};
 use crate::error::{Code, Failure, Result};
 use crate::handle::{self, Between, Handle, Key, Nonce};
 use crate::identity::Identity;
-use crate::join::{Again, Joined, MetEnd, NewEnd, ReadyEnd, Role};
+use crate::join::{Again, Joined, MetEnd, NewEnd, Purpose, ReadyEnd, Role};
 use crate::listening::{Sockets, terms};
 use crate::log;
 use crate::runtime::{Loaded, Runtime};
@@ -136,8 +136,14 @@ impl Listener {
         Ok((Listener { key, sockets, class, state: Mutex::default(), runtime }, bytes))
     }
 
-    /// Returns the next connection if it is ready.
+    /// Returns the next connection of NCCL's network table if it is ready.
     pub fn accept(&self) -> Result<Option<Box<Comm>>> {
+        let Some(Made { joined, line }) = self.next(&Purpose::Messages)? else { return Ok(None) };
+        Comm::new(self.runtime.clone(), *joined, line, Role::Receive).map(Some)
+    }
+
+    /// Returns the next queue pair if it is ready. All calls name the same purpose.
+    pub fn next(&self, purpose: &Purpose) -> Result<Option<Made>> {
         let mut state = self.state.lock().unwrap_or_else(|e| e.into_inner());
         let state = &mut *state;
         if state.current.is_none() {
@@ -161,7 +167,7 @@ impl Listener {
                         continue;
                     }
                 };
-                let end = NewEnd::new(&self.runtime, Role::Receive, self.class, transport)?;
+                let end = NewEnd::new(&self.runtime, Role::Receive, self.class, transport, purpose)?;
                 let offer = end.offer()?;
                 match Progress::new(&self.runtime, channel, end, offer, self.key, transport) {
                     Ok(mut progress) => {
@@ -179,7 +185,7 @@ impl Listener {
                 Ok(None) => return Ok(None),
                 Ok(Some(joined)) => {
                     let line = state.current.take().expect("it is there").channel.line().clone();
-                    return Comm::new(self.runtime.clone(), joined, line, Role::Receive).map(Some);
+                    return Ok(Some(Made { joined: Box::new(joined), line }));
                 }
                 Err(e) => {
                     state.current = None;
@@ -375,6 +381,12 @@ impl Progress {
 
 // ----------------------------------------------------------------- connecting
 
+/// A queue pair that was just made, and the socket by which its ends hear of each other's end.
+pub struct Made {
+    pub joined: Box<Joined>,
+    pub line: Arc<Line>,
+}
+
 /// The connections that are being made. Each has a mark, by which the connector's copy of its handle names it.
 pub struct Attempts {
     made: Mutex<HashMap<u64, Connecting>>,
@@ -411,14 +423,26 @@ impl Attempts {
         Attempts { made: Mutex::default(), next_mark: AtomicU64::new(1), told: Mutex::default() }
     }
 
-    /// Connects to a listener if that can be completed by now. The call changes the handle to
-    /// remember what it has begun.
+    /// Makes a connection of NCCL's network table to a listener ([`Attempts::dial`]).
     pub fn connect(
         &self,
         runtime: Arc<Runtime>,
         bytes: &mut [u8; handle::BYTES],
         class: Option<u8>,
     ) -> Result<Option<Box<Comm>>> {
+        let made = self.dial(&runtime, bytes, class, &Purpose::Messages)?;
+        made.map(|Made { joined, line }| Comm::new(runtime, *joined, line, Role::Send)).transpose()
+    }
+
+    /// Makes a queue pair to a listener if that can be completed by now. The call changes the handle to
+    /// remember what it has begun. All calls with a handle name the same purpose.
+    pub fn dial(
+        &self,
+        runtime: &Arc<Runtime>,
+        bytes: &mut [u8; handle::BYTES],
+        class: Option<u8>,
+        purpose: &Purpose,
+    ) -> Result<Option<Made>> {
         let handle = Handle::decode(bytes)?;
         let table = || self.made.lock().unwrap_or_else(|e| e.into_inner());
         let mark = handle::mark(bytes);
@@ -430,10 +454,10 @@ impl Attempts {
             })?,
         };
         handle::set_mark(bytes, 0);
-        match connecting.advance(&runtime, class)? {
-            Some((joined, line)) => {
-                self.tell(&runtime, &handle.listener, connecting.transport, &connecting.why);
-                Comm::new(runtime, *joined, line, Role::Send).map(Some)
+        match connecting.advance(runtime, class, purpose)? {
+            Some(made) => {
+                self.tell(runtime, &handle.listener, connecting.transport, &connecting.why);
+                Ok(Some(made))
             }
             None => {
                 let mark = self.next_mark.fetch_add(1, Ordering::Relaxed);
@@ -442,6 +466,13 @@ impl Attempts {
                 Ok(None)
             }
         }
+    }
+
+    /// Gives up what [`Attempts::dial`] has begun with this handle.
+    pub fn abandon(&self, bytes: &mut [u8; handle::BYTES]) {
+        let begun = self.made.lock().unwrap_or_else(|e| e.into_inner()).remove(&handle::mark(bytes));
+        handle::set_mark(bytes, 0);
+        drop(begun);
     }
 
     /// Logs, once for each peer, over which transport it is reached.
@@ -466,7 +497,7 @@ impl Connecting {
     }
 
     /// Goes as far as it can; the queue pair and its socket once they are there.
-    fn advance(&mut self, runtime: &Runtime, class: Option<u8>) -> Result<Option<(Box<Joined>, Arc<Line>)>> {
+    fn advance(&mut self, runtime: &Runtime, class: Option<u8>, purpose: &Purpose) -> Result<Option<Made>> {
         loop {
             self.stage = match std::mem::replace(&mut self.stage, Stage::Again) {
                 Stage::Again => {
@@ -481,7 +512,7 @@ impl Connecting {
                         Dial::Unix => match dial::dial_unix(&self.handle.key.nonce())? {
                             Dialed::Connected(stream) => {
                                 self.transport = Transport::Local;
-                                greet(runtime, &self.handle, stream, class, Transport::Local)?
+                                greet(runtime, &self.handle, stream, (class, Transport::Local), purpose)?
                             }
                             Dialed::Later => return Ok(None),
                             Dialed::Nowhere(why) => {
@@ -515,11 +546,12 @@ impl Connecting {
                     }
                     let replaced = runtime.loaded.settings.recovery().is_some();
                     let stream = Stream::tcp(dialer.finish(), replaced).map_err(lost)?;
-                    greet(runtime, &self.handle, stream, class, self.transport)?
+                    greet(runtime, &self.handle, stream, (class, self.transport), purpose)?
                 }
                 Stage::Joining(mut progress) => match progress.advance(runtime) {
                     Ok(Some(joined)) => {
-                        return Ok(Some((Box::new(joined), progress.channel.line().clone())));
+                        let line = progress.channel.line().clone();
+                        return Ok(Some(Made { joined: Box::new(joined), line }));
                     }
                     Ok(None) => {
                         self.stage = Stage::Joining(progress);
@@ -541,10 +573,10 @@ fn greet(
     runtime: &Runtime,
     handle: &Handle,
     stream: Stream,
-    class: Option<u8>,
-    transport: Transport,
+    (class, transport): (Option<u8>, Transport),
+    purpose: &Purpose,
 ) -> Result<Stage> {
-    let end = NewEnd::new(runtime, Role::Send, class, transport)?;
+    let end = NewEnd::new(runtime, Role::Send, class, transport, purpose)?;
     let offer = end.offer()?;
     let progress = Progress::new(runtime, Channel::new(stream), end, offer, handle.key, transport)?;
     Ok(Stage::Joining(Box::new(progress)))

@@ -74,12 +74,39 @@ struct Note {
     landing: Option<Landing>,
 }
 
+/// What a connection carries.
+#[derive(Clone)]
+pub enum Purpose {
+    /// The messages of NCCL's network table: the receiving end posts a buffer for each.
+    Messages,
+    /// The operations of NCCL's RMA table, on the coll comm's own lane: the receiving end reads each message where it lies.
+    Rma(Arc<Lane>),
+}
+
+impl Purpose {
+    fn is_messages(&self) -> bool {
+        matches!(self, Purpose::Messages)
+    }
+}
+
+/// Where a receiving end reads the payload of messages that have no posted buffer.
+pub struct Inbound {
+    /// Payload of the peer: `bytes` bytes at `address`, mapped as long as `_keep` lives.
+    pub address: usize,
+    pub bytes: usize,
+    /// The GPU's address of the first byte, if the lane has a GPU.
+    pub device: Option<u64>,
+    _keep: Keep,
+}
+
 /// Memory that the GPU sees, with what keeps it mapped.
 pub type Registered = (Registration, Keep);
 
 struct Own {
     lane: Arc<Lane>,
     role: Role,
+    /// Its receiving end posts buffers.
+    posts: bool,
     transport: Transport,
     geometry: Geometry,
     window: Arc<SharedMemory>,
@@ -148,6 +175,8 @@ pub struct Joined {
     pub flusher: Option<Flusher>,
     /// The receives that the peer has posted, on a sending end.
     pub receives: Option<PostedReceives>,
+    /// On a receiving end: where the payload lies.
+    pub inbound: Option<Inbound>,
     /// What the GPU sees of both ends' memory, each entry with the memory itself, which is dropped
     /// after its registration.
     pub registrations: Vec<Registered>,
@@ -174,7 +203,7 @@ fn refused(why: impl std::fmt::Display) -> Failure {
 }
 
 impl Own {
-    fn new(runtime: &Runtime, role: Role, transport: Transport) -> Result<Self> {
+    fn new(runtime: &Runtime, role: Role, transport: Transport, purpose: &Purpose) -> Result<Self> {
         let settings = &runtime.loaded.settings;
         // A receiving end answers with a few words inline, so it needs little.
         let (window, slots_log, rx_log) = match role {
@@ -192,9 +221,10 @@ impl Own {
             signals: crate::large::SIGNALS,
             rank: role.rank(),
         };
-        let lane = match transport {
-            Transport::Tcp => runtime.tcp_lane()?,
-            _ => runtime.lane()?,
+        let lane = match (purpose, transport) {
+            (Purpose::Rma(lane), _) => lane.clone(),
+            (Purpose::Messages, Transport::Tcp) => runtime.tcp_lane()?,
+            (Purpose::Messages, _) => runtime.lane()?,
         };
         let window = Arc::new(runtime.memory("window", geometry.window_bytes(), settings.huge_pages)?);
         let work = segment(runtime, &geometry, Segment::Work)?;
@@ -204,6 +234,7 @@ impl Own {
         Ok(Own {
             lane,
             role,
+            posts: purpose.is_messages(),
             transport,
             window,
             work,
@@ -215,7 +246,7 @@ impl Own {
     fn options(&self, runtime: &Runtime) -> QpOptions {
         QpOptions {
             peer: self.role.other().rank(),
-            posted_receives: self.role == Role::Receive,
+            posted_receives: self.posts && self.role == Role::Receive,
             reader_flushes: true,
             // A slot waits as long as the GPU takes to push its payload.
             stuck_ns: STUCK_NS,
@@ -251,8 +282,20 @@ impl Own {
             reaches: false,
             flusher: None,
             receives: None,
+            inbound: None,
             registrations: Vec::new(),
         }
+    }
+
+    /// Where this end reads the payload of the peer, whose memory the GPU has `registered`.
+    fn inbound(&self, window: &PeerWindow<'_>, registered: &[Registered]) -> Option<Inbound> {
+        let device = registered.first().map(|(r, _)| r.device_addr());
+        let (address, bytes, _keep) = match window {
+            _ if self.role == Role::Send => return None,
+            PeerWindow::Shared(window) => (window.as_ptr(), window.len(), Arc::clone(window) as Keep),
+            PeerWindow::Mirror(mirror) => (mirror.as_ptr(), mirror.len(), Arc::clone(mirror) as Keep),
+        };
+        Some(Inbound { address: address.as_ptr() as usize, bytes, device, _keep })
     }
 
     /// Registers with the GPU the memory that it pushes to or pulls from.
@@ -275,7 +318,7 @@ impl Own {
     /// Whether an end in this role hands over its work segment: over `local` the sending end reads the receiving end's
     /// receives there.
     fn shows_receives(&self, role: Role) -> bool {
-        role == Role::Receive && self.transport == Transport::Local
+        self.posts && role == Role::Receive && self.transport == Transport::Local
     }
 
     /// The work segment for the engine, which only reads it: a mapping that can do nothing else.
@@ -299,14 +342,21 @@ fn segment(runtime: &Runtime, geometry: &Geometry, kind: Segment) -> Result<Arc<
 
 impl NewEnd {
     /// Makes this end. `class` is the traffic class that NCCL asks for.
-    pub fn new(runtime: &Runtime, role: Role, class: Option<u8>, transport: Transport) -> Result<Self> {
-        let own = Own::new(runtime, role, transport)?;
+    pub fn new(
+        runtime: &Runtime,
+        role: Role,
+        class: Option<u8>,
+        transport: Transport,
+        purpose: &Purpose,
+    ) -> Result<Self> {
+        let own = Own::new(runtime, role, transport, purpose)?;
+        let posted = own.posts && role == Role::Receive;
         let settings = &runtime.loaded.settings;
         let device = runtime.loaded.rdma.as_ref().filter(|_| transport == Transport::Verbs);
         let (opening, config) = match device {
             None if transport == Transport::Tcp => (open_tcp(runtime, &own)?, None),
             None => {
-                if let Some(gpu) = &own.lane.gpu {
+                if let Some(gpu) = own.lane.gpu.as_ref().filter(|_| own.posts) {
                     // Even if an RDMA device is used on the GPU's memory on other connections.
                     gpu.will_copy()?;
                 }
@@ -317,7 +367,6 @@ impl NewEnd {
                 let rings = own.lane.wake() == Wake::Doorbell;
                 let bells =
                     rings.then(bell::pair).transpose().map_err(Failure::system("a doorbell's sockets"))?;
-                let posted = role == Role::Receive;
                 let opening = LocalOpening::new(link, own.window.clone(), posted, bells);
                 let recovers = settings.recovery().is_some();
                 let opening = if recovers { opening.recovering() } else { opening };
@@ -327,9 +376,9 @@ impl NewEnd {
                 let polled = settings.cq_events == CqEvents::Poll || own.lane.wake() == Wake::Polled;
                 let events = !polled && !settings.no_imm;
                 // Memory that messages are sent out of is never written by the peer.
-                let [posted_receives, regions_written] = [role == Role::Receive; 2];
+                let regions_written = role == Role::Receive;
                 let mut config =
-                    Config { events, posted_receives, regions_written, ..Config::from(settings) };
+                    Config { events, posted_receives: posted, regions_written, ..Config::from(settings) };
                 config.traffic_class = class.unwrap_or(config.traffic_class);
                 let allocate = &mut |name: &str, bytes| runtime.memory(name, bytes, HugePages::Never);
                 let opening = VerbsOpening::new(device, &config, own.geometry, own.window.clone(), allocate)?;
@@ -423,7 +472,9 @@ fn join_local(
 ) -> Result<Joined> {
     let receives = work.map(|work| posted_receives(work, &met.peer.geometry)).transpose()?;
     // Register before the engine may copy from there.
-    let registrations = own.register(&PeerWindow::Shared(&met.peer.window))?;
+    let window = met.peer.window.clone();
+    let registrations = own.register(&PeerWindow::Shared(&window))?;
+    let inbound = own.inbound(&PeerWindow::Shared(&window), &registrations);
     let recovers = met.recovers;
     let fds = met.into_fds(own.work.clone(), own.control.clone(), peer_pid);
     let wake = own.lane.wake();
@@ -435,7 +486,7 @@ fn join_local(
     let sends = own.role == Role::Send;
     let window = registrations.first().filter(|_| sends).map(|(r, _)| r.device_addr());
     let regions = note.gpu.then_some(false);
-    Ok(Joined { mailbox, window, regions, receives, registrations, ..own.joined(qp, bell) })
+    Ok(Joined { mailbox, window, regions, receives, inbound, registrations, ..own.joined(qp, bell) })
 }
 
 /// Has the link of an endpoint replaced when it breaks, where both ends do so: `recovers`. Returns also where the frames of
@@ -474,7 +525,7 @@ fn join_verbs(
     reaches: bool,
     again: Option<Again<'_>>,
 ) -> Result<Joined> {
-    if let (Role::Send, false, Some(gpu)) = (own.role, reaches, &own.lane.gpu) {
+    if let (Role::Send, true, false, Some(gpu)) = (own.role, own.posts, reaches, &own.lane.gpu) {
         // The GPU's worker pushes on this connection, even if the RDMA device reads the GPU's
         // memory on others.
         gpu.will_copy()?;
@@ -482,6 +533,7 @@ fn join_verbs(
     let VerbsMet { link, mirror, peer_geometry, receives } = met;
     // Register before the engine may copy from there.
     let registrations = own.register(&PeerWindow::Mirror(&mirror))?;
+    let inbound = own.inbound(&PeerWindow::Mirror(&mirror), &registrations);
     let flusher = match (&own.lane.rdma, &runtime.loaded.rdma) {
         (Some(OverRdma { reach: Some(reach), .. }), Some(device)) if reaches && own.role == Role::Receive => {
             let allocate = &mut |name: &str, bytes| runtime.memory(name, bytes, HugePages::Never);
@@ -512,6 +564,7 @@ fn join_verbs(
         reaches,
         flusher,
         receives,
+        inbound,
         registrations,
         ..own.joined(qp, bell)
     })
@@ -519,12 +572,12 @@ fn join_verbs(
 
 /// An end over TCP.
 fn open_tcp(runtime: &Runtime, own: &Own) -> Result<Opening> {
-    if let Some(gpu) = &own.lane.gpu {
+    if let Some(gpu) = own.lane.gpu.as_ref().filter(|_| own.posts) {
         // Even if an RDMA device is used on the GPU's memory on other connections.
         gpu.will_copy()?;
     }
     let settings = &runtime.loaded.settings;
-    let posted_receives = own.role == Role::Receive;
+    let posted_receives = own.posts && own.role == Role::Receive;
     let config = tcp::Config { posted_receives, ..tcp::Config::from(settings) };
     let meeting = runtime.tcp()?.meeting(own.role == Role::Send, &own.lane.readiness);
     let opening = TcpOpening::new(config, own.geometry, own.window.clone(), meeting)
@@ -543,6 +596,7 @@ fn join_tcp(
     let TcpMet { link, mirror, peer_geometry, receives } = met;
     // Register before the engine may copy from there.
     let registrations = own.register(&PeerWindow::Mirror(&mirror))?;
+    let inbound = own.inbound(&PeerWindow::Mirror(&mirror), &registrations);
     let (wake, recovers) = (own.lane.wake(), link.recovers());
     let options = own.options(runtime);
     let endpoint = Endpoint::new(
@@ -559,7 +613,7 @@ fn join_tcp(
     let qp = own.lane.engine.add_qp(endpoint, wake)?;
     let window = registrations.first().filter(|_| sends).map(|(r, _)| r.device_addr());
     let regions = Some(note.landing != Some(Landing::Host));
-    Ok(Joined { mailbox, window, regions, receives, registrations, ..own.joined(qp, bell) })
+    Ok(Joined { mailbox, window, regions, receives, inbound, registrations, ..own.joined(qp, bell) })
 }
 
 /// The receives that the peer has posted, in the work segment that it handed over.
@@ -600,7 +654,7 @@ mod tests {
     fn p8_memory_that_a_peer_is_handed_over_local_is_read_only_for_the_peer() {
         let runtime = Runtime::of_a_test(crate::testing::WINDOW);
         let ends = [Role::Send, Role::Receive]
-            .map(|role| NewEnd::new(&runtime, role, None, Transport::Local).unwrap());
+            .map(|role| NewEnd::new(&runtime, role, None, Transport::Local, &Purpose::Messages).unwrap());
         let [ours, theirs] = [&ends[0], &ends[1]].map(|end| end.offer().unwrap());
         // Transport segment and window; a receiving end also hands over its work segment, after its
         // doorbell.

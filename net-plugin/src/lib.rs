@@ -31,6 +31,7 @@ mod pushes;
 mod reach;
 mod receive;
 mod registration;
+mod rma;
 mod runtime;
 mod send;
 mod socket;

@@ -85,6 +85,11 @@ pub fn has_gpu() -> bool {
     here().is_ok() && process().loaded.as_ref().is_some_and(|loaded| loaded.gpu.is_some())
 }
 
+/// Whether the settings offer NCCL the RMA table.
+pub fn offers_rma() -> bool {
+    here().is_ok() && process().loaded.as_ref().is_some_and(|loaded| loaded.settings.net_rma)
+}
+
 /// The second profiler that the settings name, if they name one.
 pub fn profiler() -> Option<PathBuf> {
     here().ok()?;
@@ -129,9 +134,15 @@ pub fn running() -> Result<Arc<Runtime>> {
     Ok(runtime)
 }
 
-/// Connects to the listener of a handle, if that can be completed by now ([`Attempts::connect`]).
-pub fn connect(handle: &mut [u8; handle::BYTES], class: Option<u8>) -> Result<Option<Box<Comm>>> {
+/// The running threads, and the connections that are being made.
+pub fn running_with_attempts() -> Result<(Arc<Runtime>, Arc<Attempts>)> {
     let runtime = running()?;
     let attempts = process().attempts.upgrade().expect("a runtime keeps its attempts");
+    Ok((runtime, attempts))
+}
+
+/// Connects to the listener of a handle, if that can be completed by now ([`Attempts::connect`]).
+pub fn connect(handle: &mut [u8; handle::BYTES], class: Option<u8>) -> Result<Option<Box<Comm>>> {
+    let (runtime, attempts) = running_with_attempts()?;
     attempts.connect(runtime, handle, class)
 }

@@ -104,6 +104,16 @@ impl Lane {
         let _ = self.engine.rouse();
     }
 
+    /// Moves all of the lane's connections on, where the caller drives.
+    #[inline]
+    pub fn drive_all(&self) {
+        if self.drive == Drive::Caller {
+            log::take_thread();
+            // An engine that has ended has ended its queue pairs: their status says how.
+            let _ = self.engine.drive();
+        }
+    }
+
     /// Moves the connection of this queue pair on, where the caller drives: NCCL's own thread does, behind
     /// each message that it posts and in each test.
     #[inline]
@@ -282,6 +292,13 @@ impl Runtime {
     /// The first lane of the GPU that is current on this thread; started if needed.
     pub fn lane(&self) -> Result<Arc<Lane>> {
         self.with_lanes(|lanes| Ok(lanes.first.clone()))
+    }
+
+    /// A lane of its own for an RMA coll comm, for the GPU that is current on this thread. NCCL's thread that calls for the
+    /// coll comm's progress drives it, if the settings don't say otherwise.
+    pub fn rma_lane(&self) -> Result<Arc<Lane>> {
+        let first = self.lane()?;
+        self.start_lane(first.drive, first.gpu.clone(), None)
     }
 
     /// The lane for another connection over TCP of the GPU that is current on this thread; started if needed.

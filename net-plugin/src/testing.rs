@@ -9,7 +9,7 @@ use pushgate::settings::Transport;
 
 use crate::comm::{Comm, Request};
 use crate::error::Result;
-use crate::join::{Joined, NewEnd, Role};
+use crate::join::{Joined, NewEnd, Purpose, Role};
 use crate::props::MAX_BYTES;
 use crate::runtime::Runtime;
 use crate::socket::{Line, Stream};
@@ -34,8 +34,8 @@ pub fn pair(role: Role) -> Pair {
 pub fn pair_of(role: Role, longest: usize, pid: Option<u32>) -> Pair {
     let other = if role == Role::Send { Role::Receive } else { Role::Send };
     let runtime = Runtime::of_a_test(WINDOW);
-    let [own, theirs] =
-        [role, other].map(|role| NewEnd::new(&runtime, role, None, Transport::Local).unwrap());
+    let [own, theirs] = [role, other]
+        .map(|role| NewEnd::new(&runtime, role, None, Transport::Local, &Purpose::Messages).unwrap());
     let [to_them, to_us] = [&own, &theirs].map(|end| end.offer().unwrap());
     let [own, peer] = [(own, to_us), (theirs, to_them)].map(|(end, offer)| {
         end.prepare(&runtime, offer).unwrap().meet(&[]).unwrap().join(&runtime, pid, None).unwrap()

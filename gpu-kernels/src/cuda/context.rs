@@ -211,6 +211,15 @@ impl Context {
         self.check("cuStreamSynchronize", code, doing)
     }
 
+    /// Whether a stream can be told to store a word of 64 bits (cuStreamWriteValue64).
+    pub(super) fn writes_words(&self) -> bool {
+        let mut able = 0;
+        let which = Attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS;
+        // SAFETY: writes one int about a valid device.
+        let code = unsafe { (self.driver.cuDeviceGetAttribute)(&mut able, which, self.device) };
+        code == SUCCESS && able != 0 && self.driver.cuStreamWriteValue64_v2.is_some()
+    }
+
     /// The driver's answer whether an event is over. The context must be current.
     pub(super) fn query(&self, event: CUevent) -> u32 {
         // SAFETY: the event is alive: either an `Event` holds it, or the ledger still does (the

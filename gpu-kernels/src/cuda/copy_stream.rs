@@ -66,6 +66,42 @@ impl CopyStream {
         context.check("cuMemcpyAsync", code, || format!("copying {len} bytes from {src:#x} to {dst:#x}"))
     }
 
+    /// Fails if the GPU can't store a word in a stream's order.
+    pub(crate) fn can_store(&self) -> Result<()> {
+        let context = &self.0.context;
+        match context.writes_words() {
+            true => Ok(()),
+            false => Err(lacks("64-bit stream memory operations (cuStreamWriteValue64)")),
+        }
+    }
+
+    /// Adds a store of `value` to `dst` behind everything that was added before. The store is carried out when all of that
+    /// is complete and visible to running kernels.
+    ///
+    /// # Safety
+    /// `dst` is an 8-byte aligned word of memory that the GPU can write, and stays valid until a later mark has been
+    /// passed.
+    pub(crate) unsafe fn store(&self, dst: u64, value: u64) -> Result<()> {
+        let context = &self.0.context;
+        let write = context.driver.cuStreamWriteValue64_v2.ok_or_else(|| lacks("cuStreamWriteValue64"))?;
+        let _current = context.current()?;
+        // SAFETY: our own stream; the caller promises the word. Flag 0: with the barrier before the store.
+        let code = unsafe { write(self.0.raw.0, dst, value, 0) };
+        context.check("cuStreamWriteValue64", code, || format!("storing {value} to {dst:#x}"))
+    }
+
+    /// Fails with the device's error if the device has failed.
+    pub(crate) fn check(&self) -> Result<()> {
+        let context = &self.0.context;
+        let _current = context.current()?;
+        let query = context.driver.cuStreamQuery.ok_or_else(|| lacks("cuStreamQuery"))?;
+        // SAFETY: our own stream.
+        match unsafe { query(self.0.raw.0) } {
+            NOT_READY => Ok(()),
+            code => context.check("cuStreamQuery", code, || "copying".to_owned()),
+        }
+    }
+
     /// Marks the point behind all copies that were added so far, with its time.
     pub(crate) fn mark(&self) -> Result<CopyMark> {
         let mark = Event::new(&self.0.context, TIMED)?;

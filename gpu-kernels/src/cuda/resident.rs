@@ -7,10 +7,7 @@
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
-use cudarc::driver::sys::{
-    CUDA_KERNEL_NODE_PARAMS, CUdevice_attribute_enum as Attribute, CUstream,
-    CUstreamCaptureStatus_enum as CaptureStatus,
-};
+use cudarc::driver::sys::{CUDA_KERNEL_NODE_PARAMS, CUstream, CUstreamCaptureStatus_enum as CaptureStatus};
 
 use super::context::Context;
 use super::driver::{NOT_READY, SUCCESS};
@@ -72,11 +69,7 @@ impl Resident {
                 busy: 0,
             });
         }
-        let mut able = 0;
-        let which = Attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS;
-        // SAFETY: writes one int about a valid device.
-        let code = unsafe { (context.driver.cuDeviceGetAttribute)(&mut able, which, context.device) };
-        let writes = code == SUCCESS && able != 0 && context.driver.cuStreamWriteValue64_v2.is_some();
+        let writes = context.writes_words();
         let share = u64::from(launch.grid) * WHOLE / u64::from(resident);
         let presence = Arc::new(Presence { present, share, blocks: launch.grid });
         lock(&context.ledger).residents.push(Arc::downgrade(&presence));

@@ -2,6 +2,8 @@
 
 pub mod profiler;
 mod second;
+#[macro_use]
 pub mod tables;
+pub mod rma;
 pub mod tuner;
 pub mod types;

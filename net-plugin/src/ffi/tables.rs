@@ -28,10 +28,10 @@ use crate::taken;
 pub(super) type R = c_int;
 /// `ncclProfilerCallback_t`, which is not used.
 type ProfilerCallback = *const c_void;
-type OutPointer = *mut *mut c_void;
+pub(super) type OutPointer = *mut *mut c_void;
 type OutDevice = *mut *mut DeviceHandle;
 
-const NAME: *const c_char = c"pushgate".as_ptr();
+pub(super) const NAME: *const c_char = c"pushgate".as_ptr();
 
 // ------------------------------------------------------------------- boundary
 
@@ -67,7 +67,7 @@ pub(super) fn call(what: &str, f: impl FnOnce() -> Result<()>) -> R {
     hot(what, || log::scoped(f))
 }
 
-fn null(what: &str) -> Failure {
+pub(super) fn null(what: &str) -> Failure {
     Failure::new(Code::Argument, format!("{what} is NULL"))
 }
 
@@ -75,7 +75,7 @@ fn null(what: &str) -> Failure {
 ///
 /// # Safety
 /// `to` is NULL or can be written.
-unsafe fn put<T>(to: *mut T, what: &str, value: T) -> Result<()> {
+pub(super) unsafe fn put<T>(to: *mut T, what: &str, value: T) -> Result<()> {
     if to.is_null() {
         return Err(null(what));
     }
@@ -88,7 +88,7 @@ unsafe fn put<T>(to: *mut T, what: &str, value: T) -> Result<()> {
 ///
 /// # Safety
 /// `p` is NULL, or came from this plugin as a pointer to a `T` and was not given back.
-unsafe fn at<'a, T>(p: *mut c_void, what: &str) -> Result<&'a T> {
+pub(super) unsafe fn at<'a, T>(p: *mut c_void, what: &str) -> Result<&'a T> {
     plugin::here()?;
     // SAFETY: the caller promises that `p` is NULL or such a pointer.
     unsafe { p.cast::<T>().as_ref() }.ok_or_else(|| null(what))
@@ -98,7 +98,7 @@ unsafe fn at<'a, T>(p: *mut c_void, what: &str) -> Result<&'a T> {
 ///
 /// # Safety
 /// The requirements of [`at`] hold, and nothing uses the object any more.
-unsafe fn back<T>(p: *mut c_void, what: &str) -> Result<Box<T>> {
+pub(super) unsafe fn back<T>(p: *mut c_void, what: &str) -> Result<Box<T>> {
     if p.is_null() {
         return Err(null(what));
     }
@@ -186,7 +186,7 @@ fn properties(dev: c_int) -> Result<Properties> {
     Ok(p)
 }
 
-fn props_v9(dev: c_int) -> Result<PropsV9> {
+pub(super) fn props_v9(dev: c_int) -> Result<PropsV9> {
     let p = properties(dev)?;
     // NCCL takes devices of the same name for one device.
     const NAMES: [&CStr; props::GPU_DEVICES as usize] =
@@ -250,31 +250,36 @@ unsafe extern "C" fn properties_v11(dev: c_int, to: *mut PropsV11) -> R {
 
 unsafe extern "C" fn properties_v12(dev: c_int, to: *mut PropsV12) -> R {
     call("getProperties", || {
-        let p = props_v9(dev)?;
-        let p = PropsV12 {
-            name: p.name,
-            pci_path: p.pci_path,
-            guid: p.guid,
-            ptr_support: p.ptr_support,
-            reg_is_global: p.reg_is_global,
-            force_flush: p.force_flush,
-            speed: p.speed,
-            port: p.port,
-            latency: p.latency,
-            max_comms: p.max_comms,
-            max_recvs: p.max_recvs,
-            net_device_type: p.net_device_type,
-            net_device_version: p.net_device_version,
-            v_props: VDevice8 { ndevs: 1, devs: [dev, 0, 0, 0, 0, 0, 0, 0] },
-            max_p2p_bytes: p.max_p2p_bytes,
-            max_coll_bytes: p.max_coll_bytes,
-            max_multi_request_size: 1,
-            rail_id: -1,
-            plane_id: -1,
-        };
         // SAFETY: NCCL gives a place that can be written, or NULL.
-        unsafe { put(to, "props", p) }
+        unsafe { put(to, "props", props_v12(props_v9(dev)?)) }
     })
+}
+
+/// The properties in the form of v12.
+pub(super) fn props_v12(p: PropsV9) -> PropsV12 {
+    let mut devs = [0; 8];
+    devs[..4].copy_from_slice(&p.v_props.devs);
+    PropsV12 {
+        name: p.name,
+        pci_path: p.pci_path,
+        guid: p.guid,
+        ptr_support: p.ptr_support,
+        reg_is_global: p.reg_is_global,
+        force_flush: p.force_flush,
+        speed: p.speed,
+        port: p.port,
+        latency: p.latency,
+        max_comms: p.max_comms,
+        max_recvs: p.max_recvs,
+        net_device_type: p.net_device_type,
+        net_device_version: p.net_device_version,
+        v_props: VDevice8 { ndevs: p.v_props.ndevs, devs },
+        max_p2p_bytes: p.max_p2p_bytes,
+        max_coll_bytes: p.max_coll_bytes,
+        max_multi_request_size: 1,
+        rail_id: -1,
+        plane_id: -1,
+    }
 }
 
 // ---------------------------------------------------------------- connections

@@ -11,6 +11,14 @@ pub const PTR_HOST: c_int = 1;
 pub const PTR_CUDA: c_int = 2;
 /// The memory type `NCCL_PTR_DMABUF`.
 pub const PTR_DMABUF: c_int = 4;
+/// The kind of device whose operations NCCL's proxy thread asks for: `NCCL_NET_DEVICE_GIN_PROXY`.
+pub const GIN_PROXY: c_int = 2;
+/// Flag of a registration: nobody resets signals in the memory, `NCCL_NET_MR_FLAG_SIGNAL_NEVER_RESET`.
+pub const SIGNAL_NEVER_RESET: u64 = 1 << 1;
+/// A signal grows by one: `NCCL_NET_SIGNAL_OP_INC`.
+pub const SIGNAL_INC: u32 = 1;
+/// A signal grows by the value that is given: `NCCL_NET_SIGNAL_OP_ADD`.
+pub const SIGNAL_ADD: u32 = 2;
 /// The most buffers that one receive may name.
 pub const MAX_RECVS: usize = 8;
 
@@ -151,6 +159,43 @@ const _: () = {
     assert!(at!(PropsV12, v_props) == 64 && at!(PropsV12, max_p2p_bytes) == 104);
     assert!(at!(PropsV12, max_coll_bytes) == 112 && at!(PropsV12, max_multi_request_size) == 120);
     assert!(at!(PropsV12, rail_id) == 124 && at!(PropsV12, plane_id) == 126);
+};
+
+// ------------------------------------------------------------------------ RMA
+
+/// `ncclRmaConfig_v14_t` and v15.
+#[repr(C)]
+pub struct RmaConfig {
+    /// How many contexts.
+    pub contexts: c_int,
+    /// The traffic class; below 0 if it is not set.
+    pub traffic_class: c_int,
+    /// How far apart the ranks are that use the contexts.
+    pub rank_stride: c_int,
+}
+
+/// `ncclGinConfig_v13_t`.
+#[repr(C)]
+pub struct GinConfig {
+    signals: c_int,
+    counters: c_int,
+    /// How many contexts.
+    pub contexts: c_int,
+    queue_depth: c_int,
+    /// The traffic class; below 0 if it is not set.
+    pub traffic_class: c_int,
+}
+
+/// `ncclRmaProperties_v16_t`.
+#[repr(C)]
+pub struct RmaProperties {
+    /// Any signal is seen behind all earlier puts to its rank, of whichever context.
+    pub flushes_all_puts_on_any_signal: bool,
+}
+
+const _: () = {
+    use std::mem::size_of;
+    assert!(size_of::<RmaConfig>() == 12 && size_of::<GinConfig>() == 20 && size_of::<RmaProperties>() == 1);
 };
 
 // ------------------------------------------------------------------- profiler

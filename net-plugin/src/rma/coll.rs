@@ -1,0 +1,294 @@
+//! What NCCL calls: doors (its listenComm), coll comms, contexts and registrations.
+
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use pushgate_driver_shim::memory::HugePages;
+use pushgate_gpu_kernels::OrderedCopies;
+
+use super::memory::{Memories, Memory};
+use super::requests::{Cause, Handle};
+use super::state::{Signal, State, Stretch};
+use crate::end::SETTLE;
+use crate::error::{Code, Failure, Result};
+use crate::exclusive::{Exclusive, Refused};
+use crate::handle;
+use crate::handshake::{Attempts, Listener};
+use crate::runtime::{Lane, Runtime};
+
+/// The traffic class of a coll comm before a context names one.
+const UNSET: i32 = -1;
+
+/// What NCCL calls a listenComm of the RMA table. Closing it leaves the coll comms that were made with it as they are.
+pub struct Door {
+    listener: Arc<Listener>,
+}
+
+impl Door {
+    /// Starts to listen; returns the handle for the other ranks.
+    pub fn new(runtime: Arc<Runtime>) -> Result<(Self, [u8; handle::BYTES])> {
+        let (listener, handle) = Listener::new(runtime, None)?;
+        Ok((Door { listener: Arc::new(listener) }, handle))
+    }
+}
+
+/// What the threads of a coll comm have in common.
+pub struct Shared {
+    pub runtime: Arc<Runtime>,
+    pub attempts: Arc<Attempts>,
+    pub lane: Arc<Lane>,
+    pub listener: Arc<Listener>,
+    pub rank: u32,
+    pub ranks: u32,
+    pub handles: Box<[[u8; handle::BYTES]]>,
+    pub memories: Memories,
+    class: AtomicI32,
+    state: Exclusive<State>,
+    failed: OnceLock<Cause>,
+}
+
+/// A memory, as NCCL holds it.
+pub type Registered = Arc<Memory>;
+
+/// What NCCL calls a collComm: this rank among its ranks.
+pub struct Coll {
+    shared: Arc<Shared>,
+}
+
+/// Contexts of a coll comm, which NCCL calls an rmaCtx.
+pub struct Contexts {
+    shared: Arc<Shared>,
+    number: u32,
+    contexts: u32,
+}
+
+impl Shared {
+    /// The traffic class of the coll comm's queue pairs.
+    pub fn class(&self) -> Option<u8> {
+        // Relaxed: a number that orders nothing.
+        u8::try_from(self.class.load(Ordering::Relaxed)).ok()
+    }
+
+    /// Something has failed: NCCL is told when it asks.
+    pub fn failed(&self, cause: &Cause) {
+        let _ = self.failed.set(cause.clone());
+    }
+
+    /// Runs `f` for NCCL's thread that makes progress.
+    #[inline]
+    fn enter<R>(&self, f: impl FnOnce(&mut State) -> Result<R>) -> Result<R> {
+        self.state.enter(f).unwrap_or_else(|| Err(self.two_threads()))
+    }
+
+    #[cold]
+    fn two_threads(&self) -> Failure {
+        let text = "two threads use an RMA coll comm at once, or one of them has failed there";
+        Failure::new(Code::Usage, text)
+    }
+
+    /// Runs `f` for another thread, which waits until the first one leaves the state for a moment.
+    fn visit<R>(&self, f: impl FnOnce(&mut State) -> R) -> Result<R> {
+        let began = Instant::now();
+        let mut f = Some(f);
+        loop {
+            let mut run = |state: &mut State| (f.take().expect("it runs once"))(state);
+            match self.state.visit(&mut run) {
+                Ok(result) => return Ok(result),
+                Err(Refused::Poisoned) => return Err(self.two_threads()),
+                Err(Refused::Busy) if began.elapsed() > SETTLE => {
+                    let text = format!("another thread was in each call of the coll comm for {SETTLE:?}");
+                    return Err(Failure::new(Code::System, text));
+                }
+                Err(Refused::Busy) => std::thread::yield_now(),
+            }
+        }
+    }
+}
+
+impl Coll {
+    /// This rank's part of a coll comm whose ranks have these handles. Returns at once: queue pairs are made when something
+    /// is asked of a rank.
+    pub fn new(
+        (runtime, attempts): (Arc<Runtime>, Arc<Attempts>),
+        door: &Door,
+        handles: Box<[[u8; handle::BYTES]]>,
+        rank: u32,
+    ) -> Result<Self> {
+        let ranks = u32::try_from(handles.len()).ok().filter(|ranks| rank < *ranks);
+        let Some(ranks) = ranks else {
+            let text = format!("rank {rank} of {} ranks", handles.len());
+            return Err(Failure::new(Code::Argument, text));
+        };
+        for handle in &handles {
+            handle::Handle::decode(handle)?;
+        }
+        let lane = runtime.rma_lane()?;
+        let queue = |gpu: &Arc<crate::gpu::Gpu>| {
+            let words = runtime.memory("copies", OrderedCopies::BYTES, HugePages::Never)?;
+            gpu.ordered_copies(words)
+        };
+        let copies = match &lane.gpu {
+            Some(gpu) => Some([queue(gpu)?, queue(gpu)?]),
+            None => None,
+        };
+        let state = Exclusive::new(State::new(ranks, copies));
+        let listener = door.listener.clone();
+        let (memories, class, failed) = (Memories::default(), AtomicI32::new(UNSET), OnceLock::new());
+        let shared = Shared {
+            runtime,
+            attempts,
+            lane,
+            listener,
+            rank,
+            ranks,
+            handles,
+            memories,
+            class,
+            state,
+            failed,
+        };
+        Ok(Coll { shared: Arc::new(shared) })
+    }
+
+    /// Registers memory. The call is collective: each rank makes the same registrations in the same order. `kept`: nobody
+    /// but this plugin writes to signals in the memory.
+    pub fn register(&self, address: usize, bytes: usize, cuda: bool, kept: bool) -> Result<Registered> {
+        if cuda && self.shared.lane.gpu.is_none() {
+            let text = "GPU memory, but this process has no GPU that the plugin can use; its first lines in this log say why";
+            return Err(Failure::new(Code::Usage, text));
+        }
+        if address == 0 || address.checked_add(bytes).is_none() {
+            let text = format!("registration of {bytes} bytes at {address:#x}");
+            return Err(Failure::new(Code::Argument, text));
+        }
+        Ok(self.shared.memories.add(address, bytes, cuda, kept))
+    }
+
+    /// Deregisters memory. Afterwards nothing reads or writes it.
+    pub fn deregister(&self, memory: &Registered) -> Result<()> {
+        let shared = &*self.shared;
+        if !shared.memories.remove(memory) {
+            return Err(Failure::new(Code::Argument, "memory that was deregistered before"));
+        }
+        shared.visit(|state| state.forget(shared, memory))?
+    }
+
+    /// Makes contexts. Operations of one context to one rank keep their order.
+    pub fn contexts(&self, contexts: u32, class: i32) -> Result<Contexts> {
+        if contexts == 0 {
+            return Err(Failure::new(Code::Argument, "no context is asked for"));
+        }
+        let shared = self.shared.clone();
+        let _ = shared.class.compare_exchange(UNSET, class, Ordering::Relaxed, Ordering::Relaxed);
+        let number = shared.visit(|state| state.add_contexts(contexts))?;
+        Ok(Contexts { shared, number, contexts })
+    }
+
+    /// Tests a request. After true, or a failure that is the request's, the request is gone.
+    #[inline]
+    pub fn test(&self, request: Handle) -> Result<bool> {
+        let shared = &*self.shared;
+        shared.enter(|state| state.test(shared, request))
+    }
+}
+
+impl Drop for Coll {
+    fn drop(&mut self) {
+        let shared = &*self.shared;
+        if let Err(e) = shared.visit(|state| state.close(shared)) {
+            crate::log::warn(&format!("RMA: closing: {e}"));
+        }
+    }
+}
+
+impl Contexts {
+    /// Checks the context and the rank that an operation names.
+    fn check(&self, context: u32, rank: u32) -> Result<()> {
+        let (contexts, ranks) = (self.contexts, self.shared.ranks);
+        if context < contexts && rank < ranks {
+            return Ok(());
+        }
+        let text = format!("context {context} of {contexts}, rank {rank} of {ranks}");
+        Err(Failure::new(Code::Argument, text))
+    }
+
+    /// Puts `bytes` bytes from own memory into a rank's memory, then adds to a signal of the rank. Without stretches there are
+    /// no bytes.
+    ///
+    /// # Safety
+    /// Registered memory is valid until it is deregistered, and the payload is left alone until the request is done.
+    #[inline]
+    pub unsafe fn put(
+        &self,
+        (context, rank): (u32, u32),
+        (from, to, bytes): (Option<Stretch<'_>>, Option<Stretch<'_>>, u64),
+        signal: Option<Signal<'_>>,
+    ) -> Result<Handle> {
+        self.check(context, rank)?;
+        let none = || Failure::new(Code::Argument, format!("a put of {bytes} bytes without memory"));
+        let (from, to) = match bytes {
+            0 => (None, None),
+            _ => (Some(from.ok_or_else(none)?), Some(to.ok_or_else(none)?)),
+        };
+        // Registrations are symmetric, so what leaves the own one leaves the other rank's, which checks again.
+        for stretch in [from, to].into_iter().flatten() {
+            stretch.memory.stretch(stretch.offset, bytes)?;
+        }
+        if let Some(signal) = signal {
+            signal.at.memory.signal(signal.at.offset).map_err(|why| Failure::new(Code::Usage, why))?;
+        }
+        let shared = &*self.shared;
+        // SAFETY: the caller's promise.
+        shared.enter(|state| unsafe {
+            state.put(shared, (self.number, context, rank), (from, to, bytes), signal)
+        })
+    }
+
+    /// Gets `bytes` bytes from a rank's memory into own memory.
+    ///
+    /// # Safety
+    /// As [`Contexts::put`].
+    #[inline]
+    pub unsafe fn get(
+        &self,
+        (context, rank): (u32, u32),
+        (from, to, bytes): (Stretch<'_>, Stretch<'_>, u64),
+    ) -> Result<Handle> {
+        self.check(context, rank)?;
+        for stretch in [from, to] {
+            stretch.memory.stretch(stretch.offset, bytes)?;
+        }
+        let shared = &*self.shared;
+        // SAFETY: the caller's promise.
+        shared.enter(|state| unsafe { state.get(shared, (self.number, context, rank), (from, to, bytes)) })
+    }
+
+    /// A request that is done once the bytes of all gets that are done can be seen.
+    pub fn flush(&self, context: u32, rank: u32) -> Result<Handle> {
+        self.check(context, rank)?;
+        self.shared.enter(|state| state.flush((self.number, context, rank)))
+    }
+
+    /// Moves all operations of the coll comm on.
+    #[inline]
+    pub fn progress(&self) -> Result<()> {
+        let shared = &*self.shared;
+        shared.enter(|state| {
+            state.progress(shared);
+            Ok(())
+        })
+    }
+
+    /// Whether something has failed.
+    pub fn has_failed(&self) -> bool {
+        self.shared.failed.get().is_some()
+    }
+}
+
+impl Drop for Contexts {
+    fn drop(&mut self) {
+        // A state that nobody can enter has no use for contexts.
+        let _ = self.shared.visit(|state| state.remove_contexts(self.number));
+    }
+}
