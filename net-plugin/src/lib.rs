@@ -4,7 +4,7 @@
 //! `ffi` is the C boundary: the tables of five versions of the interface, which are thin shims over
 //! one implementation. No other module knows a version. `plugin` is what NCCL asks of a
 //! process, `runtime` the threads that a process has once, `handshake` how two ends connect without ever blocking, `comm`
-//! a connection in use, `send` and `receive` its two ends.
+//! a connection in use, `send` and `receive` its two ends. `rma` is NCCL's other table, of puts and signals.
 
 mod again;
 mod calls;

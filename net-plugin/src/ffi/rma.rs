@@ -1,4 +1,4 @@
-//! The tables of NCCL's RMA interface, newest first in NCCL's eyes, and the shims between each version's calls and the one
+//! The tables of NCCL's RMA interface, newest first, and the shims between each version's calls and the one
 //! implementation (`crate::rma`). NCCL 2.32 takes v16, 2.30 v14; 2.29 and 2.28 have the same interface under the name GIN,
 //! without contexts of the plugin's own.
 //!
