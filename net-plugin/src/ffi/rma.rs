@@ -65,7 +65,9 @@ unsafe extern "C" fn finalize(ctx: *mut c_void) -> R {
     call("finalize", || {
         plugin::here()?;
         let context = open().as_mut().and_then(|all| all.remove(&(ctx as usize)));
-        context.map(plugin::close);
+        if let Some(context) = context {
+            plugin::close(context);
+        }
         Ok(())
     })
 }

@@ -193,6 +193,14 @@ impl Coll {
     }
 }
 
+#[cfg(test)]
+impl Coll {
+    /// The first failure that NCCL is told of, if there is one.
+    pub fn failure(&self) -> Option<String> {
+        self.shared.failed.get().map(|cause| cause.text.to_string())
+    }
+}
+
 impl Drop for Coll {
     fn drop(&mut self) {
         let shared = &*self.shared;

@@ -3,12 +3,17 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::record::{Opcode, Record};
+
 use super::coll::{Coll, Contexts, Door, Registered};
 use super::requests::Handle;
 use super::state::{DEPTH, Signal, Stretch};
+use super::wire::{Adds, HEADER, Header, Place, Words};
 use crate::error::{Code, Failure};
 use crate::handshake::Attempts;
-use crate::runtime::Runtime;
+use crate::join::Purpose;
+use crate::runtime::{Lane, Runtime};
 use crate::testing::{WINDOW, until};
 
 /// A rank with one memory of its own, whose last 8 words are signals.
@@ -74,13 +79,15 @@ fn memory() -> Box<[AtomicU64]> {
     (0..WORDS).map(|_| AtomicU64::new(0)).collect()
 }
 
+/// A rank whose first registration is its memory.
+fn rank(coll: Coll) -> Rank {
+    let words = memory();
+    let memory = coll.register(words.as_ptr() as usize, BYTES, false, false).unwrap();
+    Rank { contexts: coll.contexts(2, -1).unwrap(), memory, coll, words }
+}
+
 fn ranks(n: u32) -> Vec<Rank> {
-    let with_memory = |coll: Coll| {
-        let words = memory();
-        let memory = coll.register(words.as_ptr() as usize, BYTES, false, false).unwrap();
-        Rank { contexts: coll.contexts(2, -1).unwrap(), memory, coll, words }
-    };
-    coll_comms(n).into_iter().map(with_memory).collect()
+    coll_comms(n).into_iter().map(rank).collect()
 }
 
 /// Has all ranks make progress until there is something.
@@ -278,4 +285,86 @@ fn p8_what_leaves_its_registration_or_names_no_rank_is_refused_and_nothing_happe
     assert_eq!(code(nowhere), Code::Argument);
     (0..100).for_each(|_| ranks.iter().for_each(|rank| rank.contexts.progress().unwrap()));
     assert!(ranks.iter().all(|rank| rank.words.iter().all(|word| word.load(Ordering::Relaxed) == 0)));
+}
+
+/// What no rank would send, told to rank 0 by a stranger that has the rank's handle.
+#[test]
+fn p8_messages_that_no_rank_sends_end_their_own_queue_pair_and_touch_nothing() {
+    let (runtime, attempts) = (Runtime::of_a_test(WINDOW), Arc::new(Attempts::new()));
+    let others: Vec<_> = (1..3).map(|_| Door::new(runtime.clone()).unwrap()).collect();
+    let at = |offset| Place { memory: 0, offset };
+    let hello = Header::Hello { rank: 2, ranks: 3 }.encode();
+    let put = |offset, bytes, signal: Option<u64>| {
+        let signal = signal.map(|offset| Adds { at: at(offset), value: 1 });
+        Header::Put { to: at(offset), bytes, signal }.encode()
+    };
+    let end = BYTES as u64;
+    let mut garbage = hello;
+    garbage[0] ^= 0xff;
+    let mut unknown = hello;
+    unknown[0] |= 0xf << 48;
+    // The words of each message, and the bytes behind the header that are said to be there.
+    let wrong: [(&[(Words, usize)], &str); 14] = [
+        (&[(put(0, 8, None), 8)], "where a rank of 3 should say its name"),
+        (&[(Header::Hello { rank: 3, ranks: 3 }.encode(), 0)], "should say its name"),
+        (&[(Header::Hello { rank: 0, ranks: 3 }.encode(), 0)], "should say its name"),
+        (&[(Header::Hello { rank: 2, ranks: 4 }.encode(), 0)], "should say its name"),
+        (&[(garbage, 0)], "it begins with no header"),
+        (&[(hello, 0), (unknown, 0)], "kind 15"),
+        (&[(hello, 0), (hello, 0)], "says its name again"),
+        (&[(hello, 0), (put(end - 7, 8, None), 8)], "which has"),
+        (&[(hello, 0), (put(u64::MAX, 8, None), 8)], "which has"),
+        (&[(hello, 0), (put(0, 9, None), 8)], "its header says 9 bytes"),
+        (&[(hello, 0), (put(0, 8, Some(4)), 8)], "no multiple of 8"),
+        (&[(hello, 0), (put(0, 8, Some(end)), 8)], "which has"),
+        (&[(hello, 0), (Header::Get { from: at(1), bytes: end, get: 1 }.encode(), 0)], "which has"),
+        (
+            &[(hello, 0), (Header::Data { get: 1, offset: 0, bytes: 8 }.encode(), 8), (garbage, 0)],
+            "no header",
+        ),
+    ];
+    let ranks = ranks(2);
+    for (messages, says) in wrong {
+        let (door, mut handle) = Door::new(runtime.clone()).unwrap();
+        let handles = [handle, others[0].1, others[1].1].into();
+        let target = rank(Coll::new((runtime.clone(), attempts.clone()), &door, handles, 0).unwrap());
+        let purpose = Purpose::Rma(runtime.rma_lane().unwrap());
+        let mut stranger = until(|| {
+            target.contexts.progress().unwrap();
+            attempts.dial(&runtime, &mut handle, None, &purpose).unwrap()
+        });
+        for (words, bytes) in messages {
+            let producer = &mut stranger.joined.producer;
+            let (taken, record) = producer.stage(Record::new(Opcode::Send), HEADER + bytes).expect("room");
+            let mut message = vec![0x77; HEADER + bytes];
+            message[..HEADER].copy_from_slice(&words.map(u64::to_le_bytes).concat());
+            // SAFETY: the vector's own bytes.
+            unsafe { producer.push(taken.place, message.as_ptr(), message.len()) };
+            producer.publish(taken.slot, &record);
+            producer.wake();
+        }
+        let status = until(|| {
+            target.contexts.progress().unwrap();
+            purpose_lane(&purpose).drive_all();
+            stranger.joined.producer.status()
+        });
+        assert_eq!(status.code as u32, abi::PUSHGATE_REFUSED, "{says}");
+        // A stranger that has not said its name is no loss.
+        let told = target.coll.failure();
+        let named = messages.len() > 1;
+        assert!(told.is_some() == named && told.is_none_or(|told| told.contains(says)), "{says}");
+        assert!(target.words.iter().all(|word| word.load(Ordering::Relaxed) == 0), "{says}");
+        stranger.joined.lane.engine.remove_qp(stranger.joined.qp).unwrap();
+    }
+    // Other coll comms of the process go on.
+    let request = ranks[0].put(1, (0, 0, 8), ranks[0].signal(0, 1)).unwrap();
+    ended(&ranks, 0, request).unwrap();
+    progress_until(&ranks, || (ranks[1].seen(0) == 1).then_some(()));
+}
+
+fn purpose_lane(purpose: &Purpose) -> &Lane {
+    match purpose {
+        Purpose::Rma(lane) => lane,
+        Purpose::Messages => unreachable!("the tests make none"),
+    }
 }
