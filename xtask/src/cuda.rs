@@ -115,7 +115,7 @@ fn fetch(paths: &Paths, guard: Guard) -> Result<Toolkit> {
 }
 
 /// Every .cu file, as paths from the repository root.
-fn sources(root: &Path) -> Result<Vec<PathBuf>> {
+pub fn sources(root: &Path) -> Result<Vec<PathBuf>> {
     let mut sources = Vec::new();
     for folder in KERNELS {
         let entries = fs::read_dir(root.join(folder)).with_context(|| format!("cannot read {folder}"))?;
@@ -163,7 +163,7 @@ pub fn compile_for_gpu(paths: &Paths, toolkit: &Toolkit, guard: Guard) -> Result
     process::run_all(sources(&paths.root)?.iter().map(compile).collect(), 2, guard)
 }
 
-fn includes() -> impl Iterator<Item = String> {
+pub fn includes() -> impl Iterator<Item = String> {
     INCLUDES.iter().map(|folder| format!("-I{folder}"))
 }
 

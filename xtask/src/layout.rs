@@ -4,6 +4,8 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
+use std::path::Path;
+use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
@@ -16,24 +18,37 @@ use crate::progress::Guard;
 /// because bindgen gives a C constant above `i64::MAX` a signed type.
 type Numbers = BTreeMap<String, u64>;
 
-/// Compares the numbers; an error names everything that differs.
+/// Compares the numbers with those of this machine's compilers; an error names everything that differs.
 pub fn check(paths: &Paths, guard: Guard) -> Result<()> {
+    let out = paths.scratch("layout")?;
+    for (compiler, standard, file) in [("cc", "-std=c11", "layout.c"), ("g++", "-std=c++17", "layout.cpp")] {
+        let mut compile = process::command(compiler, &paths.root);
+        compile.args(["-Wall", "-Wextra", "-Werror"]);
+        let run = |binary: &Path| process::command(binary, &paths.root);
+        check_with((compile, standard), &out.join(file), run, paths, guard)?;
+    }
+    Ok(())
+}
+
+/// Compares the numbers with those of a compiler, for a program that it makes of `source`, which is written first. `run` says
+/// how the program is run.
+pub fn check_with(
+    (mut compile, standard): (Command, &str),
+    source: &Path,
+    run: impl Fn(&Path) -> Command,
+    paths: &Paths,
+    guard: Guard,
+) -> Result<()> {
     let rust =
         fs::read_to_string(paths.root.join("driver-shim/abi/src/abi.rs")).context("cannot read abi.rs")?;
     let rust = stated(&rust)?;
-    let out = paths.scratch("layout")?;
-    for (compiler, standard, file) in [("cc", "-std=c11", "layout.c"), ("g++", "-std=c++17", "layout.cpp")] {
-        let source = out.join(file);
-        fs::write(&source, program(&rust))?;
-        let binary = source.with_extension(compiler);
-        let mut compile = process::command(compiler, &paths.root);
-        compile.args([standard, "-Wall", "-Wextra", "-Werror", "-Idriver-shim/include"]);
-        compile.arg(&source).arg("-o").arg(&binary);
-        process::run(compile, guard)?;
-        let seen = process::capture(process::command(&binary, &paths.root), false, guard)?;
-        compare(compiler, &rust, &seen)?;
-        say!("{compiler}: {} numbers agree", rust.len());
-    }
+    fs::write(source, program(&rust))?;
+    let binary = source.with_extension("program");
+    compile.args([standard, "-Idriver-shim/include"]).arg(source).arg("-o").arg(&binary);
+    process::run(compile, guard)?;
+    let seen = process::capture(run(&binary), false, guard)?;
+    compare(standard, &rust, &seen)?;
+    say!("{standard}: {} numbers agree", rust.len());
     Ok(())
 }
 

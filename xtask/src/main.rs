@@ -1,5 +1,6 @@
 //! Build and test tasks: `cargo xtask help`.
 
+mod aarch64;
 mod bench;
 mod bindings;
 mod chroot;

@@ -10,7 +10,8 @@ use crate::bench::{Bench, Outcome, passed};
 use crate::output::say;
 use crate::system::{self, Need};
 use crate::{
-    bindings, cuda, layout, package, plugin, process, programs, promises, sim, site, supply_chain, vm,
+    aarch64, bindings, cuda, layout, package, plugin, process, programs, promises, sim, site, supply_chain,
+    vm,
 };
 
 /// The lane of a step.
@@ -289,6 +290,15 @@ pub const STEPS: &[Step] = &[
             say!("{}", site::build(&bench.paths, bench.guard)?.display());
             Ok(Outcome::Passed)
         },
+    },
+    Step {
+        name: "aarch64",
+        budget: 150,
+        when: When::Full,
+        lane: Lane::Beside,
+        needs: aarch64::NEEDS,
+        about: "headers and device code compile for 64-bit ARM, and the device API runs there under QEMU; fetches zig and QEMU once",
+        run: |bench| passed(aarch64::check(&bench.paths, bench.guard)),
     },
     Step {
         name: "package",

@@ -2,7 +2,7 @@
 
 mod archive;
 mod deb;
-mod natives;
+pub mod natives;
 mod rpm;
 pub mod test;
 mod tree;

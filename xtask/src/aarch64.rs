@@ -1,0 +1,98 @@
+//! What of the project is C and C++, for 64-bit ARM (Grace hosts): zig compiles it, warnings are errors, and QEMU runs what
+//! can run in a program of its own. The Rust parts need a standard library for that target, which not every machine can get,
+//! so they are not compiled here; nor is the kernel module, which needs ARM's kernel headers.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::output::say;
+use crate::package::natives;
+use crate::paths::Paths;
+use crate::progress::Guard;
+use crate::system::Need;
+use crate::vm::kernel;
+use crate::{cuda, layout, process};
+
+/// What the step needs beside what is fetched.
+pub const NEEDS: &[Need] = &[Need::Python];
+
+/// Linked statically, so that QEMU needs no ARM libraries.
+const TARGET: [&str; 3] = ["-target", "aarch64-linux-musl", "-static"];
+
+/// The scenarios of tests/litmus/orderings.cc that run with nothing weakened: each operation of the device API, with threads
+/// of every scope, against engines that read and write the payload. (QEMU on x86 shows no reordering that x86 forbids.)
+const SCENARIOS: &[&str] =
+    &["put", "share", "recv-thread", "recv-block", "recv-warp", "signal-block", "cq-block", "flush-block"];
+
+/// Compiles and runs everything.
+pub fn check(paths: &Paths, guard: Guard) -> Result<()> {
+    let tools = natives::tools(paths);
+    tools.make(paths, guard)?;
+    let python = tools.program("python");
+    let out = paths.scratch("aarch64")?;
+    let compiler = |which: &str| {
+        let mut command = process::command(&python, &paths.root);
+        command.args(["-m", "ziglang", which]).args(TARGET).args(["-Wall", "-Wextra", "-Werror"]);
+        command
+    };
+    let emulator = emulator(paths, guard)?;
+    let run = |program: &Path| {
+        let mut command = process::command(&emulator, &paths.root);
+        command.arg(program);
+        command
+    };
+    for (which, standard, file) in [("cc", "-std=c11", "layout.c"), ("c++", "-std=c++17", "layout.cpp")] {
+        layout::check_with((compiler(which), standard), &out.join(file), run, paths, guard)?;
+    }
+    let objects = |standard: &str, language: &str, source: &Path| {
+        let mut command = compiler(if language == "c" { "cc" } else { "c++" });
+        // `#pragma unroll` is for nvcc; a constant may be for the GPU's part of a source alone.
+        command.args([standard, "-O2", "-Wno-unknown-pragmas", "-Wno-unused-const-variable"]);
+        command.args(["-c", "-x", language]);
+        command.args(cuda::includes()).arg(source);
+        let name = source.file_name().expect("a source has a name").to_string_lossy();
+        command.arg("-o").arg(out.join(format!("{name}{standard}.o")));
+        command
+    };
+    let header = Path::new("c-api/include/pushgate/pushgate.h");
+    let mut compile: Vec<Command> = Vec::new();
+    for (standard, language) in [("-std=c99", "c"), ("-std=c11", "c"), ("-std=c++17", "c++")] {
+        compile.push(objects(standard, language, header));
+    }
+    compile.push(objects("-std=c11", "c", Path::new("examples/c/put.c")));
+    for source in cuda::sources(&paths.root)? {
+        compile.push(objects("-std=c++17", "c++", &source));
+    }
+    let files = compile.len();
+    process::run_all(compile, 2, guard)?;
+    let program = out.join("orderings");
+    let mut litmus = compiler("c++");
+    litmus.args(["-std=c++17", "-O2", "-pthread"]).args(cuda::includes());
+    litmus.arg("tests/litmus/orderings.cc").arg("-o").arg(&program);
+    process::run(litmus, guard)?;
+    for (seed, scenario) in SCENARIOS.iter().enumerate() {
+        let mut command = run(&program);
+        command.args([scenario, &*seed.to_string()]);
+        process::run(command, guard)?;
+    }
+    say!("aarch64: {files} files compile, {} scenarios run", SCENARIOS.len());
+    Ok(())
+}
+
+/// QEMU for programs of that architecture: Debian's static build, unpacked in the cache.
+fn emulator(paths: &Paths, guard: Guard) -> Result<PathBuf> {
+    let cache = paths.scratch("aarch64")?.canonicalize()?;
+    let dir = cache.join("qemu");
+    kernel::made(&cache, &dir, |part| {
+        let files = kernel::fetch_packages(part, &["qemu-user-static".into()], guard)?;
+        let mut unpack = process::command("dpkg-deb", part);
+        unpack.arg("--extract").args(&files).arg("tree");
+        process::run(unpack, guard)
+    })
+    .context("no qemu-user-static: run: sudo apt-get update")?;
+    let program = dir.join("usr/bin/qemu-aarch64-static");
+    ensure!(program.is_file(), "qemu-user-static has no {}", program.display());
+    Ok(program)
+}
