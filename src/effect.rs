@@ -6,7 +6,7 @@ impl Settings {
     /// The settings that differ from their default and have no effect together with the others: a
     /// sentence for each.
     ///
-    /// Programs print the sentences as warnings. Settings of the NCCL plugin are left out, because
+    /// Programs print the sentences as warnings. Settings of the NCCL plugin and of `pushgate proxy` are left out, because
     /// a host may set these for all of its programs.
     pub fn without_effect(&self) -> Vec<String> {
         let defaults = Settings::default();
@@ -73,7 +73,11 @@ impl Settings {
         }
         match self.proxy {
             ProxyPlace::Thread => {
-                idle!("proxy is thread; set proxy to process to use a proxy process", proxy_socket);
+                idle!(
+                    "proxy is thread; set proxy to process to use a proxy process",
+                    proxy_socket,
+                    proxy_user
+                );
                 let cores = cores();
                 if let AutoOr::Is(core) = self.proxy_cpu
                     && !cores.is_empty()

@@ -48,7 +48,9 @@ pub(crate) fn start(
             Started { proxy: Arc::new(engine), bell: Doorbell::Thread(bell), watch: None }
         }
         ProxyPlace::Process => {
-            let remote = Arc::new(RemoteEngine::connect(&settings.proxy_socket, "pushgate")?);
+            let trusts = settings.proxy_trusts()?;
+            let remote = RemoteEngine::connect_trusting(&settings.proxy_socket, "pushgate", trusts)?;
+            let remote = Arc::new(remote);
             let watch = Some(Watch::start(remote.clone())?);
             Started { proxy: remote.clone(), bell: Doorbell::Process(remote), watch }
         }

@@ -79,7 +79,10 @@ pub mod proxy {
 
     use pushgate_driver_shim::eventfd::EventFd;
     use pushgate_proxy::engine::StallReport;
-    use pushgate_proxy::server::{ServerOptions, bind, serve};
+    use pushgate_proxy::server::{ServerOptions, bind, bind_for_users, serve};
+    use pushgate_proxy::users::Users;
+    use pushgate_proxy::wire::Amounts;
+    pub use pushgate_proxy::wire::{Usage, UserUsage};
 
     use crate::error::{Error, Result};
     use crate::settings::Settings;
@@ -90,8 +93,8 @@ pub mod proxy {
         run_and_tell(&Settings { proxy_socket: socket.into(), ..Settings::default() }, stop, || {})
     }
 
-    /// Serves programs at the `proxy_socket` of these settings as [`run`] does, with their `stall_report`, and calls
-    /// `serving` once programs can connect.
+    /// Serves programs at the `proxy_socket` of these settings as [`run`] does, with their `stall_report`, the users of their
+    /// `proxy_serves` and the quotas of their `proxy_user_...`, and calls `serving` once programs can connect.
     pub fn run_and_tell(settings: &Settings, stop: EventFd, serving: impl FnOnce()) -> Result<()> {
         run_as_process(settings, None, || false, stop, serving)
     }
@@ -107,6 +110,9 @@ pub mod proxy {
         serving: impl FnOnce(),
     ) -> Result<()> {
         raise_open_files();
+        let users = Users::find(&settings.proxy_serves)
+            .map_err(|e| settings.refused("proxy-serves", format!("users and groups of this host; {e}")))?;
+        let bind = if users.others() { bind_for_users } else { bind };
         let socket = &settings.proxy_socket;
         let failed = |e| Error::io(format!("proxy at {}", socket.display()))(e);
         let (listener, _file) = match listener {
@@ -115,10 +121,32 @@ pub mod proxy {
         };
         serving();
         let stall_report = StallReport { after: settings.stall_report, receives: false };
-        let options =
-            ServerOptions { stall_report, hands_over: Some(hands_over), ..ServerOptions::new(stop) };
+        let defaults = ServerOptions::new(stop);
+        let options = ServerOptions {
+            // The quotas bound a user; this bounds the threads.
+            max_clients: if users.others() { MOST_PROGRAMS } else { defaults.max_clients },
+            users,
+            quota: Amounts {
+                programs: settings.proxy_user_programs,
+                queue_pairs: settings.proxy_user_queue_pairs,
+                bytes: settings.proxy_user_memory,
+                descriptors: settings.proxy_user_descriptors,
+            },
+            stall_report,
+            hands_over: Some(hands_over),
+            ..defaults
+        };
         serve(listener, options).map_err(failed)
     }
+
+    /// What users hold of the proxy process that these settings name: all of them for root and the proxy's own user, else the
+    /// user that asks alone.
+    pub fn usage(settings: &Settings) -> Result<Usage> {
+        Ok(pushgate_proxy::remote::usage(&settings.proxy_socket, settings.proxy_trusts()?)?)
+    }
+
+    /// The most programs of a proxy that serves several users.
+    const MOST_PROGRAMS: usize = 1024;
 
     pub use pushgate_driver_shim::eventfd::EventFd as Stop;
 

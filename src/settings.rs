@@ -14,10 +14,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pushgate_proxy::door::{Purpose, Secret, SecretError, Terms, VARIABLE};
+use pushgate_proxy::users::find_user;
 
 use self::parse::{
     Value, auto_or_none, auto_or_number, choice, device_names, host, mtu, number, path, path_timeout,
-    port_range, power_of_two, recover, rendezvous, size, switch, time, time_or_0, window_size,
+    port_range, power_of_two, recover, rendezvous, size, switch, time, time_or_0, user, users, window_size,
 };
 use crate::error::{Error, Result};
 
@@ -188,6 +189,18 @@ settings! {
     proxy: ProxyPlace = "thread", choice, "thread or process", "", Proxy;
     /// Socket of the proxy process; a leading @ means an abstract name
     proxy_socket: PathBuf = "@pushgate-proxy", path, "a path, or @ and a name", "", Proxy;
+    /// The user whose proxy process this program uses besides root's and its own user's: that user's proxy sees this program's memory; own: no other
+    proxy_user: String = "own", user, "own, or a user's name or number", "", Proxy;
+    /// Whom `pushgate proxy` serves besides its own user and root; own: nobody else; any: every user of the host
+    proxy_serves: String = "own", users, "own, any, or names and numbers of users, and of groups with @ before them, with commas between them", "", Proxy;
+    /// The most programs of one user in `pushgate proxy`
+    proxy_user_programs: u64 = "64", number(1, 65536), "1 to 65536", "", Proxy;
+    /// The most queue pairs of one user in `pushgate proxy`, over all of the user's programs
+    proxy_user_queue_pairs: u64 = "4096", number(1, 1 << 20), "1 to 1048576", "", Proxy;
+    /// The most memory of one user in `pushgate proxy`: windows, rings and regions that are mapped there, and what the proxy has of its own for the user
+    proxy_user_memory: u64 = "64G", size(1 << 20), "1M to 1024G; bytes, K, M and G are 1024-based", "bytes", Proxy;
+    /// The most descriptors that `pushgate proxy` has open for one user: 5 for a program, 11 for a queue pair, 1 for a region
+    proxy_user_descriptors: u64 = "65536", number(16, 1 << 20), "16 to 1048576", "", Proxy;
     /// What drives the proxy in this process: a thread, or calls of a program that polls anyway; auto: thread, in the NCCL plugin caller
     drive: DriveChoice = "auto", choice, "auto, thread or caller", "", Proxy;
     /// A queue pair in which nothing has moved for this long, while something should, is reported to the log, once for each stall; 0: never
@@ -352,6 +365,16 @@ impl Settings {
                 let goes = |transport: &Transport| self.check_with(*transport).is_ok();
                 [Transport::Local, Transport::Verbs, Transport::Tcp].into_iter().filter(goes).collect()
             }
+        }
+    }
+
+    /// The number of the user whose proxy process is used besides root's and that of this program's own user.
+    pub fn proxy_trusts(&self) -> Result<Option<u32>> {
+        match &*self.proxy_user {
+            "own" => Ok(None),
+            name => find_user(name)
+                .map(Some)
+                .map_err(|e| self.refused("proxy-user", format!("a user of this host; {e}"))),
         }
     }
 
@@ -583,6 +606,12 @@ mod tests {
             ("stall-report", "0 0s 1 30s 24h"),
             ("proxy-cpu", "auto none 0 7"),
             ("drive", "auto thread caller"),
+            ("proxy-user", "own pushgate 65001 0"),
+            ("proxy-serves", "own any alice @gpu alice,1000,@gpu"),
+            ("proxy-user-programs", "1 65536"),
+            ("proxy-user-queue-pairs", "1 1048576"),
+            ("proxy-user-memory", "1M 1024G"),
+            ("proxy-user-descriptors", "16 1048576"),
         ];
         for (name, value) in good.iter().flat_map(|(n, all)| all.split(' ').map(move |v| (n, v))) {
             s.set(name, value).unwrap();
@@ -611,6 +640,12 @@ mod tests {
             ("stall-report", "25h never -1 auto"),
             ("proxy-cpu", "-1 +1 x"),
             ("drive", "none process"),
+            ("proxy-user", "any a/b @gpu a,b -a"),
+            ("proxy-serves", "own,a @ a,,b @@a a/b"),
+            ("proxy-user-programs", "0 65537 auto"),
+            ("proxy-user-queue-pairs", "0 1048577"),
+            ("proxy-user-memory", "0 1K 2048G"),
+            ("proxy-user-descriptors", "15 1048577"),
         ];
         for (name, value) in bad.iter().flat_map(|(n, all)| all.split(' ').map(move |v| (n, v))) {
             assert!(s.set(name, value).is_err(), "{name} {value}");

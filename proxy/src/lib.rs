@@ -111,6 +111,8 @@ pub mod sim;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod status;
 #[cfg(not(loom))]
+pub mod users;
+#[cfg(not(loom))]
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod watch;
 #[cfg(not(loom))]

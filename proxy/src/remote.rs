@@ -29,7 +29,7 @@ use crate::memory::Keep;
 use crate::proxy::{Proxy, QpFds, Recovers};
 use crate::region::Exported;
 use crate::session::Status;
-use crate::wire::{self, Answer, Reply, Request, TIMEOUT};
+use crate::wire::{self, Answer, Reply, Request, TIMEOUT, Usage};
 
 /// The engine that a proxy process runs for this program, and for this program alone.
 ///
@@ -48,6 +48,8 @@ pub struct RemoteEngine {
     name: String,
     /// Where the next proxy listens, if that is known.
     path: Option<PathBuf>,
+    /// The user whose proxies are accepted besides root's and those of this program's own user.
+    trusts: Option<u32>,
     /// What this program's producers ring. Each proxy is handed it. `None` in a drop alone.
     bell: Option<Bell>,
     ringer: Ringer,
@@ -95,11 +97,15 @@ impl RemoteEngine {
     /// Connects to the proxy that listens at `path` (`@name`: an abstract socket) and has the proxy start an engine.
     /// `name` is what the proxy's log calls this program.
     ///
-    /// A proxy of another user is refused, because a proxy sees this program's memory. Root's proxy is accepted, and
-    /// root may use any user's proxy by its path.
+    /// A proxy of another user is refused, because a proxy sees this program's memory. Root's proxy is accepted.
     pub fn connect(path: &Path, name: &str) -> Result<Self, EngineError> {
-        let stream = dial(path, Instant::now() + TIMEOUT)?;
-        Self::start(stream, name, Some(path.into()))
+        Self::connect_trusting(path, name, None)
+    }
+
+    /// Connects as [`RemoteEngine::connect`] does, and accepts a proxy that runs as the user `trusts` as well.
+    pub fn connect_trusting(path: &Path, name: &str, trusts: Option<u32>) -> Result<Self, EngineError> {
+        let stream = dial(path, Instant::now() + TIMEOUT, trusts)?;
+        Self::start(stream, name, Some((path.into(), trusts)))
     }
 
     /// Has the proxy at the other end of a connection start an engine.
@@ -107,7 +113,12 @@ impl RemoteEngine {
         Self::start(stream, name, None)
     }
 
-    fn start(stream: UnixStream, name: &str, path: Option<PathBuf>) -> Result<Self, EngineError> {
+    fn start(
+        stream: UnixStream,
+        name: &str,
+        place: Option<(PathBuf, Option<u32>)>,
+    ) -> Result<Self, EngineError> {
+        let (path, trusts) = place.map_or((None, None), |(path, trusts)| (Some(path), trusts));
         let (bell, ringer) = bell::pair().map_err(|e| remote(format!("a pair of sockets: {e}")))?;
         let sessions = greet(&stream, &bell, name)?;
         let (stream, state) = (Arc::new(stream), State::Live);
@@ -116,6 +127,7 @@ impl RemoteEngine {
             owner: Owner::here(),
             name: name.into(),
             path,
+            trusts,
             bell: Some(bell),
             ringer,
             connection: Mutex::new(connection),
@@ -547,23 +559,42 @@ fn is_closed(e: &io::Error) -> bool {
     matches!(e.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
 }
 
-/// Connects to the proxy that listens at `path`, and checks whose it is.
-fn dial(path: &Path, deadline: Instant) -> Result<UnixStream, EngineError> {
+/// What users hold of the proxy that listens at `path`, as far as this process's user may know. `trusts` as for
+/// [`RemoteEngine::connect_trusting`].
+pub fn usage(path: &Path, trusts: Option<u32>) -> Result<Usage, EngineError> {
+    let stream = dial(path, Instant::now() + TIMEOUT, trusts)?;
+    match asks(&stream, &Request::Usage, &[]) {
+        Ok((Answer::Usage(usage), _)) => Ok(usage),
+        Ok((other, _)) => Err(remote(format!("an answer to something else: {other:?}"))),
+        Err(EngineError::Remote(why)) if why.contains("not a message") => {
+            Err(remote("the proxy is of an earlier release, which does not say what users hold: restart it"))
+        }
+        Err(e) => Err(e),
+    }
+}
+
+/// Connects to the proxy that listens at `path`, and checks whose it is: root's, this process's user's, or that of the user
+/// `trusts`.
+fn dial(path: &Path, deadline: Instant, trusts: Option<u32>) -> Result<UnixStream, EngineError> {
     let at = path.display();
     let stream = wire::dial(path, deadline).map_err(|e| match e.kind() {
         ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
             remote(format!("no proxy listens at {at} ({e}): start `pushgate proxy`"))
         }
         ErrorKind::WouldBlock => remote(format!("the proxy at {at} takes no connection; is it stopped?")),
+        ErrorKind::PermissionDenied => remote(format!(
+            "user {} may not connect to the proxy at {at} ({e}): have the user added to the group that may enter its \
+             directory, or start a proxy of your own",
+            rustix::process::geteuid().as_raw()
+        )),
         _ => remote(format!("connecting to {at}: {e}")),
     })?;
     let theirs = wire::peer_cred(&stream).map_err(|e| remote(format!("SO_PEERCRED of {at}: {e}")))?.uid;
     let ours = rustix::process::geteuid().as_raw();
-    let named = ours == 0 && wire::abstract_name(path).is_none();
-    if theirs != ours && theirs != 0 && !named {
+    if theirs != ours && theirs != 0 && trusts != Some(theirs) {
         return Err(remote(format!(
-            "the proxy at {at} is user {theirs}'s, this program is user {ours}'s: name the socket of a \
-             proxy of your own"
+            "the proxy at {at} is user {theirs}'s, this program is user {ours}'s: name the socket of a proxy of your own, \
+             or, if that user may see this program's memory, set proxy-user to {theirs}"
         )));
     }
     Ok(stream)

@@ -133,6 +133,9 @@ pub enum Request {
     Counters,
     /// The program is done. Answered when its mappings are gone.
     Bye,
+    /// Asks what users hold of the proxy. Comes in place of `Hello`, and the connection ends with the answer. A proxy of an
+    /// earlier release does not know it.
+    Usage,
 }
 
 /// What replaces a queue pair's link when it breaks.
@@ -172,6 +175,52 @@ pub enum Answer {
     Status(Option<u64>),
     /// To `ResumeQp`, `Fail` and `Bye`.
     Done,
+    /// To `Usage`.
+    Usage(Usage),
+}
+
+/// Amounts of what a proxy shares out to users.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Amounts {
+    /// Programs that have said `Hello`.
+    pub programs: u64,
+    /// Queue pairs.
+    pub queue_pairs: u64,
+    /// Bytes: memory of programs that is mapped in the proxy, and what the proxy has in memory for the programs.
+    pub bytes: u64,
+    /// Descriptors.
+    pub descriptors: u64,
+}
+
+/// What users hold of a proxy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// The user that the proxy runs as.
+    pub proxy: u32,
+    /// The most that one user may hold.
+    pub quota: Amounts,
+    /// Users that are connected: all of them for root and the proxy's own user, else the one that asks. At most
+    /// [`MOST_ROWS`].
+    pub users: Vec<UserUsage>,
+    /// How many users were left out.
+    pub left_out: usize,
+}
+
+/// Most users of a [`Usage`], which must fit in a frame.
+pub const MOST_ROWS: usize = 256;
+
+/// What one user holds of a proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UserUsage {
+    /// The user's number.
+    pub uid: u32,
+    /// What the user holds.
+    #[serde(flatten)]
+    pub held: Amounts,
+    /// Processor time of the threads that the proxy runs for the user's programs of now, nanoseconds.
+    pub cpu_ns: u64,
+    /// By how much these threads stand back behind those of other users: a nice value.
+    pub nice: i32,
 }
 
 /// Why a request was not carried out.
@@ -280,6 +329,9 @@ unsafe extern "C" {
 
 const SOL_SOCKET: c_int = 1;
 const SO_PEERCRED: c_int = 17;
+const SO_PEERGROUPS: c_int = 59;
+/// The most groups of a process that Linux knows.
+const MOST_GROUPS: usize = 1 << 16;
 
 /// `SO_PEERCRED`: as the peer was when it connected, or when it listened.
 pub fn peer_cred(stream: &UnixStream) -> io::Result<PeerCred> {
@@ -298,6 +350,36 @@ pub fn peer_cred(stream: &UnixStream) -> io::Result<PeerCred> {
         )
     };
     if rc == 0 { Ok(cred) } else { Err(io::Error::last_os_error()) }
+}
+
+/// `SO_PEERGROUPS`: the peer's supplementary groups, as they were when it connected.
+pub fn peer_groups(stream: &UnixStream) -> io::Result<Vec<u32>> {
+    let mut groups = vec![0u32; 64];
+    loop {
+        let mut length = (groups.len() * size_of::<u32>()) as u32;
+        // SAFETY: the kernel writes at most `length` bytes behind the pointer, which are group numbers of 32 bits, and the
+        // length; both outlive the call, and the descriptor is open.
+        let rc = unsafe {
+            getsockopt(
+                stream.as_fd().as_raw_fd(),
+                SOL_SOCKET,
+                SO_PEERGROUPS,
+                groups.as_mut_ptr().cast(),
+                &raw mut length,
+            )
+        };
+        let n = length as usize / size_of::<u32>();
+        if rc == 0 {
+            groups.truncate(n);
+            return Ok(groups);
+        }
+        let e = io::Error::last_os_error();
+        // Too many for the room that there is: the kernel says how many there are.
+        if e.raw_os_error() != Some(Errno::RANGE.raw_os_error()) || n <= groups.len() || n > MOST_GROUPS {
+            return Err(e);
+        }
+        groups.resize(n, 0);
+    }
 }
 
 #[cfg(test)]

@@ -12,34 +12,44 @@ use pushgate_core::rails::placing::{Placing, Target};
 use pushgate_core::rails::sending::Sending;
 use pushgate_core::rails::{Rules, Stripe};
 use pushgate_driver_shim::record::{Opcode, Record};
+use pushgate_driver_shim::segment::Geometry;
+use pushgate_proxy::endpoint::QpOptions;
 
 struct Counting;
 
 thread_local! {
     /// Allocations of this thread only, so that those of the test harness do not count.
     static COUNT: Cell<u64> = const { Cell::new(0) };
+    /// Bytes that this thread has allocated and not freed.
+    static BYTES: Cell<i64> = const { Cell::new(0) };
 }
 
-fn count() {
+fn count(bytes: i64) {
     // A thread that ends may free and allocate after its variables are gone.
     let _ = COUNT.try_with(|c| c.set(c.get() + 1));
+    freed(-bytes);
+}
+
+fn freed(bytes: i64) {
+    let _ = BYTES.try_with(|c| c.set(c.get() - bytes));
 }
 
 // SAFETY: all calls go to the system's allocator; counting allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
+        count(layout.size() as i64);
         // SAFETY: the caller's promise is passed on.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
+        freed(layout.size() as i64);
         // SAFETY: the caller's promise is passed on.
         unsafe { System.dealloc(p, layout) }
     }
 
     unsafe fn realloc(&self, p: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count();
+        count(size as i64 - layout.size() as i64);
         // SAFETY: the caller's promise is passed on.
         unsafe { System.realloc(p, layout, size) }
     }
@@ -133,6 +143,25 @@ fn no_pass_allocates_in_steady_state() {
     assert_eq!(pair.ends[1].counters().delivered, 2000 + messages as u64);
     assert!(pair.ends[1].counters().copied_out > messages as u64 / 1000, "the landing ring was part of it");
     pair.assert_clean();
+}
+
+/// A proxy counts an endpoint's own memory as that of its rings and 64 KiB (`proxy/src/server/options.rs`).
+#[test]
+fn an_endpoint_allocates_less_than_its_rings_and_64_kib_take() {
+    for (slots_log, rx_log, posted_receives) in
+        [(3, 3, false), (10, 10, true), (16, 3, false), (3, 16, true), (16, 16, true)]
+    {
+        let geometry = Geometry { slots_log, link_log: slots_log, rx_log, ..GEOMETRY };
+        let options = [1, 0].map(|peer| QpOptions { posted_receives, ..options(peer) });
+        let before = BYTES.get();
+        let pair = Pair::local(geometry, options);
+        // Both ends, and what stands in for the devices.
+        let allocated = (BYTES.get() - before) as usize;
+        let rings = geometry.work_bytes() + geometry.control_bytes() + 2 * geometry.link_bytes();
+        assert!(allocated < 2 * (rings + (64 << 10)), "{allocated} bytes for {geometry:?}");
+        assert!(allocated > 2 << slots_log.max(rx_log), "{allocated} bytes: nothing was counted");
+        drop(pair);
+    }
 }
 
 #[test]

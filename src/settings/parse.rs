@@ -7,6 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use pushgate_proxy::rails::MOST_RAILS;
+use pushgate_proxy::users::{is_list, is_name};
 
 use super::{
     AutoOr, CqEvents, DeviceChoice, DriveChoice, HugePages, NetLanding, NetPath, ProxyPlace, QpKind, RdmaCm,
@@ -239,6 +240,16 @@ pub(super) fn port_range(s: &str) -> Option<AutoOr<(u16, u16)>> {
     let [low, high] = [low, high].map(|port| number(1, 65535)(port));
     let (low, high) = (low? as u16, high? as u16);
     (low <= high).then_some(AutoOr::Is((low, high)))
+}
+
+/// A user's name or number, or `own`.
+pub(super) fn user(s: &str) -> Option<String> {
+    (is_name(s) && s != "any").then(|| s.into())
+}
+
+/// Names and numbers of users and groups, `own` or `any`.
+pub(super) fn users(s: &str) -> Option<String> {
+    is_list(s).then(|| s.into())
 }
 
 pub(super) fn mtu(s: &str) -> Option<AutoOr<usize>> {

@@ -431,7 +431,11 @@ fn a_full_disk_is_one_sentence() {
 fn help_shows_the_settings_that_matter_and_help_all_the_others_apart() {
     let apart = "Settings without effect here";
     for (words, shown, hidden) in [
-        ("bench push", &["--window-size", "--proxy-cpu", "--ib-dev"][..], &["--landing", "--rendezvous"][..]),
+        (
+            "bench push",
+            &["--window-size", "--proxy-cpu", "--ib-dev"][..],
+            &["--landing", "--rendezvous", "--proxy-serves"][..],
+        ),
         ("bench gate", &["--seconds"], &["--qp", "--window-size"]),
         ("bench osu-bw", &["--rendezvous", "--window-size"], &["--landing", "--net-window-size"]),
         ("chaos", &["--qp", "--proxy", "--timeout", "--ib-dev", "--rendezvous"], &["--landing"]),
@@ -440,7 +444,11 @@ fn help_shows_the_settings_that_matter_and_help_all_the_others_apart() {
         ("nccl-check", &["--path", "--qp", "--timeout", "--transports"], &["--slots", "--rendezvous"]),
         ("probe", &["--device"], &["--qp", "--timeout"]),
         ("ranks", &["--rendezvous", "--timeout", "--join"], &["--landing", "--slots"]),
-        ("proxy", &["--proxy-socket", "--stall-report"], &["--qp", "--timeout"]),
+        (
+            "proxy",
+            &["--proxy-socket", "--stall-report", "--proxy-serves", "--status"],
+            &["--qp", "--timeout"],
+        ),
         ("config", &["--landing", "--qp"], &[]),
     ] {
         let help = prints(&format!("{words} --help"));

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{SocketAddr, UnixDatagram};
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -474,6 +474,79 @@ fn a_proxy_warns_of_settings_that_are_its_programs_own() {
     let (_, said) = proxy.end(Signal::TERM);
     let warning = "pushgate proxy: warning: proxy-cpu has no effect: each program brings its own settings\n";
     assert_eq!(said, format!("{warning}pushgate proxy: serving at {socket}\n"));
+}
+
+#[test]
+fn a_proxy_of_another_user_serves_the_users_that_it_names_and_says_what_they_hold() {
+    if !rustix::process::geteuid().is_root() {
+        return skip(
+            "a_proxy_of_another_user_serves_the_users_that_it_names_and_says_what_they_hold: only root can become other users",
+        );
+    }
+    const PROXY: u32 = 65003;
+    const USER: u32 = 65001;
+    // Where other users find the command: the target folder may be closed to them.
+    let folder = Folder(std::env::temp_dir().join(format!("pushgate-users-{}", number())));
+    std::fs::create_dir(&folder.0).unwrap();
+    std::fs::set_permissions(&folder.0, std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::os::unix::fs::chown(&folder.0, Some(PROXY), Some(PROXY)).unwrap();
+    let command = folder.0.join("pushgate");
+    std::fs::copy(pushgate(), &command).unwrap();
+    std::fs::set_permissions(&command, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let socket = folder.file("proxy");
+    let as_user = |uid: u32, args: &[&str]| {
+        let mut command = program(&command, args);
+        command.args(["--proxy-socket", &socket]).uid(uid).gid(uid).current_dir("/");
+        command.env("XDG_CACHE_HOME", format!("{}/cache-{uid}", folder.0.display()));
+        command
+    };
+    let mut serves = as_user(PROXY, &["proxy", "--proxy-serves", "@65001", "--proxy-user-queue-pairs", "2"]);
+    let mut child = serves.spawn().unwrap();
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    let mut said = String::new();
+    while !said.ends_with(&format!("pushgate proxy: serving at {socket}\n")) {
+        assert!(stderr.read_line(&mut said).unwrap() > 0, "it ended: {said}");
+    }
+    let _proxy = Proxy { child, stderr, said };
+    std::fs::create_dir(folder.file(&format!("cache-{USER}"))).unwrap();
+    std::os::unix::fs::chown(folder.file(&format!("cache-{USER}")), Some(USER), Some(USER)).unwrap();
+
+    let bench = [
+        "bench",
+        "push",
+        "--device",
+        "cpu",
+        "--proxy",
+        "process",
+        "--runs",
+        "1",
+        "--seconds",
+        "0.01",
+        "--bytes",
+        "4K",
+    ];
+    let out = as_user(USER, &bench).output().unwrap();
+    let err = String::from_utf8_lossy(&out.stderr);
+    let says = "is user 65003's, this program is user 65001's";
+    assert!(!out.status.success() && err.contains(says) && err.contains("set proxy-user to 65003"), "{err}");
+    let trusts = [&bench[..], &["--proxy-user", "65003"]].concat();
+    let out = as_user(USER, &trusts).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let out = as_user(PROXY + 1, &trusts).output().unwrap();
+    let err = String::from_utf8_lossy(&out.stderr);
+    assert!(!out.status.success() && err.contains("this proxy does not serve user 65004"), "{err}");
+
+    let status = |uid, more: &[&str]| {
+        let args = [&["proxy", "--status", "--proxy-user", "65003"], more].concat();
+        let out = as_user(uid, &args).output().unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8(out.stdout).unwrap()
+    };
+    let told: Value = serde_json::from_str(&status(USER, &["--json"])).unwrap();
+    assert_eq!((&told["proxy"], &told["quota"]["queue_pairs"]), (&Value::from(PROXY), &Value::from(2)));
+    let text = status(0, &[]);
+    assert!(text.starts_with(&format!("proxy of user 65003 at {socket}\n")), "{text}");
+    assert!(text.contains("may have") && text.contains("65536.0 MiB"), "{text}");
 }
 
 #[test]

@@ -26,6 +26,7 @@ pub use self::command::{Command, EngineError, QpId, Removed};
 use self::driven::Driven;
 pub use self::leaving::Gone;
 pub use self::machine::{Clock, Machine};
+pub(crate) use self::thread::Thread;
 use self::thread::{Driver, Freeing, HostClock, pin};
 use crate::counters::Counters;
 use crate::endpoint::Endpoint;
@@ -100,6 +101,7 @@ pub struct Engine {
     /// A device's copies for a queue pair did not end. Set by the [`Machine`].
     kept: Arc<AtomicBool>,
     recorder: Option<Recorder>,
+    thread: Thread,
 }
 
 impl Engine {
@@ -117,6 +119,7 @@ impl Engine {
         let StallReport { after, receives } = options.stall_report;
         let stall = Stall { after: after.as_nanos().try_into().unwrap_or(u64::MAX), receives };
         let machine = Machine::new(options.mover, options.alone, kept.clone());
+        let thread = Thread::default();
         let mut driver = Driver {
             machine: machine.with_recorder(recorder.clone(), stall),
             clock,
@@ -127,6 +130,7 @@ impl Engine {
             freeing: Freeing::default(),
             asleep: false,
             next_pass: 0,
+            thread: thread.clone(),
         };
         if options.cpu.is_some() {
             // The thread that frees takes its time, and not on the engine's core.
@@ -137,7 +141,12 @@ impl Engine {
             Drive::Thread => Runs::Thread(Some(spawn(options.cpu, || driver.run())?)),
         };
         let (commands, runs) = (OwnedHere::new(commands), OwnedHere::new(runs));
-        Ok(Engine { commands, pending, bell, runs, kept, recorder })
+        Ok(Engine { commands, pending, bell, runs, kept, recorder, thread })
+    }
+
+    /// The thread of an engine that has one.
+    pub(crate) fn thread(&self) -> &Thread {
+        &self.thread
     }
 
     /// One pass over all queue pairs of an engine that the caller drives ([`Drive::Caller`]). Returns what the caller may

@@ -3,15 +3,16 @@
 //! by pass. A second thread frees what queue pairs used that are gone.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::bell::Bell;
 use pushgate_driver_shim::eventfd::EventFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::command::{Command, QpId};
@@ -88,7 +89,14 @@ pub(super) struct Driver {
     pub(super) asleep: bool,
     /// When turns of single queue pairs are followed by the next pass over all of them, by [`ticks`].
     pub(super) next_pass: u64,
+    /// Where the engine's thread says which one it is.
+    pub(super) thread: Thread,
 }
+
+/// The number of a thread, while that thread is there.
+///
+/// Who keeps the lock keeps the thread from ending: its number is no other thread's meanwhile.
+pub(crate) type Thread = Arc<Mutex<Option<Pid>>>;
 
 /// The least time between two passes over all queue pairs while a caller has turns of single ones, in steps of [`ticks`]:
 /// some 10 to 30 us on the processors that there are.
@@ -100,7 +108,9 @@ const PASS_SHARE: u64 = 10;
 impl Driver {
     /// Drives the machine until the engine is dropped.
     pub(super) fn run(mut self) {
-        self.machine.driven_by(rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs());
+        let thread = rustix::thread::gettid();
+        self.machine.driven_by(thread.as_raw_nonzero().get().unsigned_abs());
+        *self.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
         while let Some(step) = self.pass() {
             match step {
                 Step::Spin => std::hint::spin_loop(),
@@ -282,6 +292,7 @@ impl Wakers {
 /// However the thread ends, by a panic too, everybody who waits is told.
 impl Drop for Driver {
     fn drop(&mut self) {
+        *self.thread.lock().unwrap_or_else(PoisonError::into_inner) = None;
         if std::thread::panicking() {
             self.abandon();
         } else {

@@ -196,7 +196,7 @@ impl RemoteEngine {
 
     /// Dials the next proxy, and hands it the queue pairs.
     fn try_next(&self, path: &std::path::Path) -> Result<(), Failed> {
-        let stream = dial(path, Instant::now()).map_err(Failed::NotYet)?;
+        let stream = dial(path, Instant::now(), self.trusts).map_err(Failed::NotYet)?;
         let Some(bell) = &self.bell else { return Err(Failed::NotYet(EngineError::Gone)) };
         let sessions = greet(&stream, bell, &self.name).map_err(Failed::NotYet)?;
         let old = || EngineError::Remote("the next proxy is an older release".into());

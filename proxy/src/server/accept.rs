@@ -1,5 +1,6 @@
 //! The serving loop: takes connections, admits or refuses them, and starts a thread for each program.
 
+use std::collections::HashMap;
 use std::io::{self, ErrorKind};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
@@ -8,12 +9,15 @@ use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::process::Process;
 use rustix::io::Errno;
-use rustix::process::{Resource, getrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use crate::users::overflow;
 use crate::wire::{self, PeerCred, Refusal, Reply};
 
-use super::client::attend;
+use super::client::{Guest, Server, attend};
+use super::ledger::{Lease, Ledger};
 use super::options::ServerOptions;
+use super::share::Share;
 use super::wait::{WaitEnd, wait};
 
 /// How often the loop looks for threads that have ended, and how long a refused program may take to receive the
@@ -22,30 +26,54 @@ const WATCH: Duration = Duration::from_millis(100);
 /// How long [`serve`] waits at its end for its programs' threads.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Serves programs until `options.stop` is rung. Each connection of this process's user or of root gets an engine of
-/// its own.
+/// Serves programs until `options.stop` is rung. Each connection of this process's user, of root and of
+/// [`ServerOptions::users`] gets an engine of its own.
 ///
 /// When it returns, all engines have ended, and their queue pairs with *aborted*. Errors are the listener's own; what a
 /// program does causes none.
 pub fn serve(listener: UnixListener, options: ServerOptions) -> io::Result<()> {
     listener.set_nonblocking(true)?;
-    let (need, have) = (options.descriptors() as u64, getrlimit(Resource::Nofile).current);
+    // Several users do not all take what they may: for two of them there should be enough.
+    let need = match options.users.others() {
+        true => options.quota.descriptors.saturating_mul(2).min(options.descriptors() as u64),
+        false => options.descriptors() as u64,
+    };
+    let have = getrlimit(Resource::Nofile).current;
     if have.is_some_and(|have| have < need) {
         tracing::warn!(need, have, "the limit of open files is low: a greedy program is felt by the others");
     }
     let uid = rustix::process::geteuid().as_raw();
-    let server = Arc::new(options);
+    if options.users.others() {
+        // A core file of this process would show the memory of its programs to its own user.
+        let none = Rlimit { current: Some(0), maximum: Some(0) };
+        if let Err(e) = setrlimit(Resource::Core, none) {
+            tracing::warn!("core files of this proxy may have memory of other users' programs: {e}");
+        }
+    }
+    let server = Arc::new(Server {
+        ledger: Ledger::new(options.quota, have),
+        share: Share::new(options.users.others()),
+        uid,
+        options,
+    });
+    let overflow = overflow();
+    let mut refused = Refused::default();
     let mut clients: Vec<JoinHandle<()>> = Vec::new();
     let mut number = 0u64;
+    let mut looked = Instant::now();
     tracing::info!("the proxy serves");
     let result = loop {
         let watch = (!clients.is_empty()).then_some(WATCH);
-        let event = match wait(&server.stop, &listener, None, None, watch) {
+        let event = match wait(&server.options.stop, &listener, None, None, watch) {
             Err(e) => break Err(e),
             Ok(event) => event,
         };
         // In every turn and not only in idle ones: where accept fails, the listener stays ready and no turn is idle.
         reap(&mut clients);
+        if looked.elapsed() >= WATCH {
+            server.share.look();
+            looked = Instant::now();
+        }
         match event {
             WaitEnd::Stop => break Ok(()),
             WaitEnd::Nothing => continue,
@@ -65,19 +93,22 @@ pub fn serve(listener: UnixListener, options: ServerOptions) -> io::Result<()> {
             Err(e) => break Err(e),
         };
         number += 1;
-        let admitted = wire::peer_cred(&stream)
-            .map_err(|e| format!("SO_PEERCRED: {e}"))
-            .and_then(|cred| admit(cred, uid, clients.len(), server.max_clients).map(|()| cred));
-        match admitted {
-            Ok(cred) => match start(&server, stream, cred, number) {
+        let place = Place { uid, overflow, clients: clients.len() };
+        let cred = wire::peer_cred(&stream).map_err(|e| format!("SO_PEERCRED: {e}"));
+        let started = cred.as_ref().map_err(String::clone).and_then(|cred| {
+            admit(&server.options, place, *cred, || wire::peer_groups(&stream))?;
+            Ok((*cred, server.ledger.connect(cred.uid)?))
+        });
+        match started {
+            Ok((cred, connection)) => match start(&server, stream, cred, connection, number) {
                 Ok(client) => clients.push(client),
                 Err(e) => tracing::warn!(client = number, "starting its thread: {e}"),
             },
-            Err(why) => refuse(&stream, number, why),
+            Err(why) => refused.refuse(&stream, number, cred.map_or(u32::MAX, |cred| cred.uid), why),
         }
     };
     // Stopped or broken: the programs' threads wait for this bell, too.
-    server.stop.ring();
+    server.options.stop.ring();
     let begin = Instant::now();
     while !clients.is_empty() && begin.elapsed() < GRACE {
         reap(&mut clients);
@@ -90,15 +121,48 @@ pub fn serve(listener: UnixListener, options: ServerOptions) -> io::Result<()> {
     result
 }
 
-/// Whether a connection of this user may be a program of a proxy of user `uid`, which has `clients` programs of `most`.
-fn admit(cred: PeerCred, uid: u32, clients: usize, most: usize) -> Result<(), String> {
+/// What a connection comes to: a server of user `uid` with so many programs. `overflow` stands for users without a number here.
+#[derive(Clone, Copy)]
+struct Place {
+    uid: u32,
+    overflow: u32,
+    clients: usize,
+}
+
+/// Whether a connection may be a program of a server. `groups` finds the groups of the other end besides its own one.
+fn admit(
+    options: &ServerOptions,
+    place: Place,
+    cred: PeerCred,
+    groups: impl FnOnce() -> io::Result<Vec<u32>>,
+) -> Result<(), String> {
+    let Place { uid, overflow, clients } = place;
     if cred.uid != uid && cred.uid != 0 {
-        return Err(format!(
-            "this proxy is user {uid}'s, the program user {}'s: start a proxy as that user",
-            cred.uid
-        ));
+        let theirs = cred.uid;
+        if !options.users.others() {
+            return Err(format!(
+                "this proxy is user {uid}'s, the program user {theirs}'s: start a proxy as that user, or have this one \
+                 serve other users too (proxy-serves)"
+            ));
+        }
+        if theirs == overflow {
+            return Err(format!(
+                "the program's user has no number here ({theirs} stands for all of those): start a proxy in the \
+                 program's user namespace"
+            ));
+        }
+        let mut why = String::new();
+        // Groups that are not known are none.
+        let others =
+            groups().inspect_err(|e| why = format!(" (the program's groups: {e})")).unwrap_or_default();
+        if !options.users.names(theirs, others.into_iter().chain([cred.gid])) {
+            return Err(format!(
+                "this proxy does not serve user {theirs}{why}: have the user, or a group of the user, added to \
+                 proxy-serves where the proxy is started"
+            ));
+        }
     }
-    if clients >= most {
+    if clients >= options.max_clients {
         return Err(format!("{clients} programs are connected, which is the limit: end one, or raise it"));
     }
     Ok(())
@@ -106,26 +170,52 @@ fn admit(cred: PeerCred, uid: u32, clients: usize, most: usize) -> Result<(), St
 
 /// Starts the thread of a program that was admitted.
 fn start(
-    server: &Arc<ServerOptions>,
+    server: &Arc<Server>,
     stream: UnixStream,
     cred: PeerCred,
+    connection: Lease,
     number: u64,
 ) -> io::Result<JoinHandle<()>> {
     tracing::debug!(client = number, cred.pid, cred.uid, cred.gid, "connected");
     let server = server.clone();
     // The number is 0 for a process of another PID namespace: only the socket tells its end.
     let process = u32::try_from(cred.pid).ok().and_then(|pid| Process::of(pid).ok());
-    std::thread::Builder::new()
-        .name(format!("pushgate-{number}"))
-        .spawn(move || attend(&server, &stream, process.as_ref(), number))
+    let guest = Guest { stream, process, uid: cred.uid, number, connection };
+    std::thread::Builder::new().name(format!("pushgate-{number}")).spawn(move || attend(&server, guest))
 }
 
-/// Tells a program why it is not served.
-fn refuse(stream: &UnixStream, number: u64, why: String) {
-    tracing::warn!(client = number, "refused: {why}");
-    // The socket is new and its buffer empty, so this does not wait.
-    let _ = stream.set_write_timeout(Some(WATCH));
-    let _ = wire::send(stream, &Reply::Err(Refusal::Why(why)), &[]);
+/// The refusals that the log was told of: one for each user and second, because anybody can connect.
+#[derive(Default)]
+struct Refused(HashMap<u32, Instant>);
+
+impl Refused {
+    /// Most users that are remembered.
+    const MOST: usize = 1024;
+    /// The least time between two lines about a user.
+    const EVERY: Duration = Duration::from_secs(1);
+
+    /// Tells a program why it is not served.
+    fn refuse(&mut self, stream: &UnixStream, number: u64, uid: u32, why: String) {
+        if self.is_told(uid, Instant::now()) {
+            tracing::warn!(client = number, "refused: {why}");
+        }
+        // The socket is new and its buffer empty, so this does not wait.
+        let _ = stream.set_write_timeout(Some(WATCH));
+        let _ = wire::send(stream, &Reply::Err(Refusal::Why(why)), &[]);
+    }
+
+    /// Whether the log is told of a refusal of this user.
+    fn is_told(&mut self, uid: u32, now: Instant) -> bool {
+        if self.0.len() >= Self::MOST {
+            self.0.retain(|_, told| now.duration_since(*told) < Self::EVERY);
+        }
+        let known = self.0.get(&uid).is_some_and(|told| now.duration_since(*told) < Self::EVERY);
+        let told = !known && self.0.len() < Self::MOST;
+        if told {
+            self.0.insert(uid, now);
+        }
+        told
+    }
 }
 
 /// Joins the threads that have ended.
@@ -155,26 +245,75 @@ fn accept_again(e: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use pushgate_driver_shim::eventfd::EventFd;
+
     use super::*;
+    use crate::users::Users;
+
+    const PLACE: Place = Place { uid: 1000, overflow: 65534, clients: 0 };
 
     fn of(uid: u32) -> PeerCred {
         PeerCred { pid: 1, uid, gid: 7 }
     }
 
+    fn options(users: Users) -> ServerOptions {
+        ServerOptions { users, max_clients: 3, ..ServerOptions::new(EventFd::new().unwrap()) }
+    }
+
+    fn admitted(users: Users, uid: u32, groups: &[u32]) -> Result<(), String> {
+        admit(&options(users), PLACE, of(uid), || Ok(groups.to_vec()))
+    }
+
     #[test]
-    fn p8_only_programs_of_the_proxys_user_and_of_root_are_admitted() {
-        admit(of(1000), 1000, 0, 1).unwrap();
-        admit(of(0), 1000, 0, 1).unwrap();
-        let why = admit(of(1001), 1000, 0, 1).unwrap_err();
-        assert!(why.contains("user 1000's, the program user 1001's"), "{why}");
-        // Root's proxy sees the memory of its programs: a user's program needs a proxy of that user.
-        admit(of(1000), 0, 0, 1).unwrap_err();
+    fn p8_without_a_list_only_programs_of_the_proxys_user_and_of_root_are_admitted() {
+        admitted(Users::Own, 1000, &[]).unwrap();
+        admitted(Users::Own, 0, &[]).unwrap();
+        let why = admitted(Users::Own, 1001, &[1000, 0]).unwrap_err();
+        assert!(
+            why.contains("user 1000's, the program user 1001's") && why.contains("proxy-serves"),
+            "{why}"
+        );
+        // Root's proxy too.
+        admit(&options(Users::Own), Place { uid: 0, ..PLACE }, of(1000), || Ok(vec![])).unwrap_err();
+    }
+
+    #[test]
+    fn p8_a_list_admits_users_and_groups_that_it_names_and_nobody_without_a_number() {
+        let list = || Users::Some { users: [1001].into(), groups: [44, 7].into() };
+        admitted(list(), 1001, &[]).unwrap();
+        // By the process's own group, 7.
+        admitted(list(), 1002, &[]).unwrap();
+        let other = || Users::Some { users: [1001].into(), groups: [44].into() };
+        admitted(other(), 1002, &[3, 44]).unwrap();
+        admitted(other(), 0, &[]).unwrap();
+        let why = admitted(other(), 1002, &[3]).unwrap_err();
+        assert!(why.contains("does not serve user 1002:") && why.contains("proxy-serves"), "{why}");
+        let unknown = || Err(io::Error::other("refused here"));
+        let why = admit(&options(other()), PLACE, of(1002), unknown).unwrap_err();
+        assert!(why.contains("user 1002 (the program's groups: refused here)"), "{why}");
+        admit(&options(other()), PLACE, of(1001), || Err(io::Error::other("refused here"))).unwrap();
+        admitted(Users::Any, 1003, &[]).unwrap();
+        let why = admitted(Users::Any, 65534, &[]).unwrap_err();
+        assert!(why.contains("no number here (65534"), "{why}");
     }
 
     #[test]
     fn a_program_over_the_limit_is_refused_with_the_limit() {
-        admit(of(5), 5, 2, 3).unwrap();
-        assert!(admit(of(5), 5, 3, 3).unwrap_err().starts_with("3 programs are connected"));
+        let at = |clients| admit(&options(Users::Own), Place { clients, ..PLACE }, of(1000), || Ok(vec![]));
+        at(2).unwrap();
+        assert!(at(3).unwrap_err().starts_with("3 programs are connected"));
+    }
+
+    #[test]
+    fn p8_a_user_who_is_refused_all_the_time_fills_no_log() {
+        let (mut refused, now) = (Refused::default(), Instant::now());
+        assert!(refused.is_told(1, now) && !refused.is_told(1, now) && refused.is_told(2, now));
+        let later = now + Refused::EVERY;
+        assert!(refused.is_told(1, later) && !refused.is_told(1, later));
+        // As many users as there are numbers take bounded memory, and room for others is made in time.
+        (10..3000).for_each(|uid| _ = refused.is_told(uid, later));
+        assert!(refused.0.len() <= Refused::MOST && !refused.is_told(4000, later));
+        assert!(refused.is_told(4000, later + Refused::EVERY));
     }
 
     #[test]

@@ -6,7 +6,8 @@ use crate::engine::QpId;
 use crate::region::MAX_REGIONS;
 use crate::wire::Refusal;
 
-use super::options::ServerOptions;
+use super::ledger::Lease;
+use super::options::{self, ServerOptions};
 
 /// The most that one program may hold. [`ServerOptions`] says what each number means.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +29,8 @@ impl From<&ServerOptions> for Limits {
 #[derive(Debug)]
 pub(super) struct Account {
     limits: Limits,
+    /// What the program itself takes of its user's quota.
+    user: Lease,
     qps: HashMap<QpId, Qp>,
     /// Bytes that are mapped, those of regions included.
     bytes: u64,
@@ -38,14 +41,33 @@ pub(super) struct Account {
 struct Qp {
     /// Bytes of its segments and of the peer's window.
     bytes: u64,
-    /// Sizes of its regions, by key.
-    regions: HashMap<u32, u64>,
+    /// Its regions, by key.
+    regions: HashMap<u32, Region>,
+    /// What it takes of the user's quota.
+    _lease: Lease,
+}
+
+#[derive(Debug)]
+struct Region {
+    bytes: u64,
+    /// What it takes of the user's quota.
+    _lease: Lease,
 }
 
 impl Account {
-    /// The account of a program that holds nothing.
-    pub(super) fn new(limits: Limits) -> Self {
-        Account { limits, qps: HashMap::new(), bytes: 0, regions: 0 }
+    /// The account of a program that holds nothing but `user`, what it takes of its user's quota itself.
+    pub(super) fn new(limits: Limits, user: Lease) -> Self {
+        Account { limits, user, qps: HashMap::new(), bytes: 0, regions: 0 }
+    }
+
+    /// Takes what a queue pair takes of the user's quota. [`options::queue_pair`] says what the numbers are.
+    pub(super) fn lease_qp(&self, mapped: u64, segments: u64, links: u64) -> Result<Lease, Refusal> {
+        self.user.more(options::queue_pair(mapped, segments, links)).map_err(Refusal::Why)
+    }
+
+    /// Takes what a region takes of the user's quota.
+    pub(super) fn lease_region(&self, bytes: u64) -> Result<Lease, Refusal> {
+        self.user.more(options::region(bytes)).map_err(Refusal::Why)
     }
 
     /// The program's queue pairs.
@@ -105,30 +127,31 @@ impl Account {
     }
 
     /// Records a queue pair that the engine took in.
-    pub(super) fn add_qp(&mut self, qp: QpId, bytes: u64) {
+    pub(super) fn add_qp(&mut self, qp: QpId, bytes: u64, lease: Lease) {
         self.bytes += bytes;
-        self.qps.insert(qp, Qp { bytes, regions: HashMap::new() });
+        self.qps.insert(qp, Qp { bytes, regions: HashMap::new(), _lease: lease });
     }
 
     /// Records that a queue pair is gone, with all of its regions.
     pub(super) fn remove_qp(&mut self, qp: QpId) {
         if let Some(gone) = self.qps.remove(&qp) {
-            self.bytes -= gone.bytes + gone.regions.values().sum::<u64>();
+            self.bytes -= gone.bytes + gone.regions.values().map(|region| region.bytes).sum::<u64>();
             self.regions -= gone.regions.len();
         }
     }
 
     /// Records a region that the engine registered. The program must have the queue pair ([`Account::check`]).
-    pub(super) fn add_region(&mut self, qp: QpId, key: u32, bytes: u64) {
+    pub(super) fn add_region(&mut self, qp: QpId, key: u32, bytes: u64, lease: Lease) {
         self.bytes += bytes;
         self.regions += 1;
-        self.qps.get_mut(&qp).expect("a queue pair of this program").regions.insert(key, bytes);
+        let qp = self.qps.get_mut(&qp).expect("a queue pair of this program");
+        qp.regions.insert(key, Region { bytes, _lease: lease });
     }
 
     /// Records that a region is gone.
     pub(super) fn remove_region(&mut self, qp: QpId, key: u32) {
-        if let Some(bytes) = self.qps.get_mut(&qp).and_then(|entry| entry.regions.remove(&key)) {
-            self.bytes -= bytes;
+        if let Some(gone) = self.qps.get_mut(&qp).and_then(|entry| entry.regions.remove(&key)) {
+            self.bytes -= gone.bytes;
             self.regions -= 1;
         }
     }
@@ -136,13 +159,14 @@ impl Account {
 
 #[cfg(test)]
 mod tests {
+    use super::super::ledger::Ledger;
     use super::*;
 
     const A: QpId = QpId(1);
     const B: QpId = QpId(2);
 
     fn account(qps: usize, regions: usize, bytes: u64) -> Account {
-        Account::new(Limits { qps, regions, bytes })
+        Account::new(Limits { qps, regions, bytes }, Lease::nothing())
     }
 
     fn sentence(refused: Result<(), Refusal>) -> String {
@@ -155,16 +179,16 @@ mod tests {
     #[test]
     fn p8_each_limit_is_refused_by_name_and_what_is_given_back_can_be_taken_again() {
         let mut held = account(2, 2, 100);
-        held.add_qp(A, 40);
-        held.add_qp(B, 40);
+        held.add_qp(A, 40, Lease::nothing());
+        held.add_qp(B, 40, Lease::nothing());
         assert_eq!(sentence(held.may_add_qp()), "the program has 2 queue pairs, which is the limit");
         held.room_for(20).unwrap();
         assert!(sentence(held.room_for(21)).starts_with("21 more bytes, with the 80 that"));
         // The sum does not wrap.
         assert!(sentence(held.room_for(u64::MAX)).contains("over the limit of 100"));
 
-        held.add_region(A, 7, 10);
-        held.add_region(B, 7, 10);
+        held.add_region(A, 7, 10, Lease::nothing());
+        held.add_region(B, 7, 10, Lease::nothing());
         assert_eq!(sentence(held.may_add_region(A)), "the program has 2 regions, which is the limit");
         assert!(held.room_for(1).is_err());
         held.remove_region(A, 7);
@@ -182,7 +206,7 @@ mod tests {
     #[test]
     fn a_queue_pair_of_nobody_is_refused_by_its_number_and_changes_nothing() {
         let mut held = account(2, 2, 100);
-        held.add_qp(A, 40);
+        held.add_qp(A, 40, Lease::nothing());
         for refused in [held.check(B), held.may_add_region(B)] {
             assert!(matches!(refused, Err(Refusal::NoQp(2))), "{refused:?}");
         }
@@ -196,8 +220,34 @@ mod tests {
     #[test]
     fn a_queue_pair_whose_table_of_regions_is_full_is_refused() {
         let mut held = account(1, usize::MAX, u64::MAX);
-        held.add_qp(A, 0);
-        (0..MAX_REGIONS as u32).for_each(|key| held.add_region(A, key, 1));
+        held.add_qp(A, 0, Lease::nothing());
+        (0..MAX_REGIONS as u32).for_each(|key| held.add_region(A, key, 1, Lease::nothing()));
         assert!(matches!(held.may_add_region(A), Err(Refusal::TooManyRegions)));
+    }
+
+    #[test]
+    fn p8_what_a_program_gives_back_its_user_can_take_again() {
+        let mut quota = options::queue_pair(1000, 100, 10);
+        quota.programs = 1;
+        quota.descriptors += options::PROGRAM.descriptors + 1;
+        quota.bytes += options::PROGRAM.bytes + 5;
+        let ledger = Ledger::new(quota, None);
+        let limits = Limits { qps: 9, regions: 9, bytes: u64::MAX };
+        let mut held = Account::new(limits, ledger.lease(7, options::PROGRAM).unwrap());
+        let all = |held: &Account| held.lease_qp(1000, 100, 10);
+        held.add_qp(A, 1000, all(&held).unwrap());
+        assert!(sentence(all(&held).map(drop)).contains("user 7 may have 1 queue pairs in this proxy"));
+        assert!(sentence(held.lease_region(6).map(drop)).contains("proxy-user-memory"));
+        held.add_region(A, 1, 5, held.lease_region(5).unwrap());
+        assert!(sentence(held.lease_region(0).map(drop)).contains("proxy-user-descriptors"));
+        held.remove_region(A, 1);
+        held.add_region(A, 2, 4, held.lease_region(4).unwrap());
+        // A lease that is not used.
+        drop(held.lease_region(0));
+        held.remove_qp(A);
+        held.add_qp(B, 1000, all(&held).unwrap());
+        held.add_region(B, 3, 5, held.lease_region(5).unwrap());
+        drop(held);
+        assert_eq!(ledger.users(), []);
     }
 }

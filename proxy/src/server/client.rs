@@ -1,9 +1,11 @@
 //! One program of the server: the thread that answers its connection, its engine, and what its requests do there.
 
+use std::cmp::Reverse;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::abi;
@@ -16,12 +18,16 @@ use crate::engine::{Engine, EngineOptions, QpId};
 use crate::idle::Wake;
 use crate::region::RegionMemory;
 use crate::session::Status;
-use crate::wire::{self, Answer, Refusal, Reply, Request, SessionOffer, TIMEOUT};
+use crate::wire::{
+    self, Answer, MOST_ROWS, Refusal, Reply, Request, SessionOffer, TIMEOUT, Usage, UserUsage,
+};
 
 use super::account::{Account, Limits};
 use super::descriptors::{QpDescriptors, engine_bell, map_region};
-use super::options::ServerOptions;
+use super::ledger::{Lease, Ledger};
+use super::options::{PROGRAM, ServerOptions};
 use super::sessions::Sessions;
+use super::share::{Counted, Share};
 use super::wait::{WaitEnd, wait};
 
 /// The most requests that are answered after the program's process has ended. A program waits for each answer, so its
@@ -31,6 +37,28 @@ const LAST_WORDS: usize = 64;
 const DRAIN: Duration = Duration::from_millis(500);
 /// The most characters of a program's name.
 const MAX_NAME: usize = 64;
+
+/// What the threads of a server share.
+pub(super) struct Server {
+    pub(super) options: ServerOptions,
+    pub(super) ledger: Arc<Ledger>,
+    pub(super) share: Share,
+    /// The user that the server runs as.
+    pub(super) uid: u32,
+}
+
+/// A connection that was admitted.
+pub(super) struct Guest {
+    pub(super) stream: UnixStream,
+    /// The process at the other end, where it has a number here.
+    pub(super) process: Option<Process>,
+    /// The user at the other end.
+    pub(super) uid: u32,
+    /// The connection's number.
+    pub(super) number: u64,
+    /// What the connection takes of its user's.
+    pub(super) connection: Lease,
+}
 
 /// How a program's connection ended.
 enum End {
@@ -43,18 +71,23 @@ enum End {
 }
 
 /// Answers a program until its connection ends, then ends its engine. The whole life of a program's thread.
-pub(super) fn attend(server: &ServerOptions, stream: &UnixStream, process: Option<&Process>, number: u64) {
-    let mut client = match greet(server, stream, number) {
-        Ok(client) => client,
+pub(super) fn attend(server: &Server, guest: Guest) {
+    // Dropped in this order: the engine with the client first, then what is counted for the user.
+    let Guest { stream, process, number, uid, connection: _connection } = &guest;
+    let (number, uid, options) = (*number, *uid, &server.options);
+    let _this = server.share.add_this(uid);
+    let mut client = match greet(server, stream, number, uid) {
+        Ok(Some(client)) => client,
+        Ok(None) => return tracing::debug!(client = number, "was told the usage"),
         Err(why) => return tracing::info!(client = number, "left without an engine: {why}"),
     };
     // Whatever state a panic leaves in the client, the client is only dropped afterwards.
-    let end = catch_unwind(AssertUnwindSafe(|| client.answer(&server.stop, stream, process)))
+    let end = catch_unwind(AssertUnwindSafe(|| client.answer(&options.stop, stream, process.as_ref())))
         .unwrap_or_else(|_| End::Lost("a panic, which is a bug of the proxy".into()));
     let ends = |code| client.engine.fail(None, Status::new(code));
     match &end {
         End::Bye => tracing::info!(client = number, "done"),
-        End::Stopped if server.hands_over.is_some_and(|asked| asked()) && client.keeps_any() => {
+        End::Stopped if options.hands_over.is_some_and(|asked| asked()) && client.keeps_any() => {
             client.drain();
             tracing::info!(client = number, "its queue pairs are left for the next proxy");
             // The process ends, and with the process its engines, which write nothing about an end.
@@ -76,8 +109,13 @@ pub(super) fn attend(server: &ServerOptions, stream: &UnixStream, process: Optio
     }
 }
 
-/// Takes Hello, starts the engine and answers.
-fn greet(server: &ServerOptions, stream: &UnixStream, number: u64) -> Result<Client, String> {
+/// Takes Hello, starts the engine and answers; or answers who asks for the usage.
+fn greet<'a>(
+    server: &'a Server,
+    stream: &UnixStream,
+    number: u64,
+    uid: u32,
+) -> Result<Option<Client<'a>>, String> {
     let io = |e: io::Error| e.to_string();
     stream.set_read_timeout(Some(TIMEOUT)).map_err(io)?;
     stream.set_write_timeout(Some(TIMEOUT)).map_err(io)?;
@@ -85,7 +123,11 @@ fn greet(server: &ServerOptions, stream: &UnixStream, number: u64) -> Result<Cli
     let program =
         wire::peer_cred(stream).ok().and_then(|cred| u32::try_from(cred.pid).ok()).filter(|pid| *pid != 0);
     let begun = match wire::recv(stream) {
-        Ok((request, fds)) => begin(server, request, fds, number, program),
+        Ok((Request::Usage, fds)) if fds.is_empty() => {
+            wire::send(stream, &Reply::Ok(Answer::Usage(server.usage(uid))), &[]).map_err(io)?;
+            return Ok(None);
+        }
+        Ok((request, fds)) => begin(server, request, fds, number, (uid, program)),
         Err(e) if e.kind() == ErrorKind::InvalidData => Err(e.to_string()),
         Err(e) => return Err(e.to_string()),
     };
@@ -94,49 +136,79 @@ fn greet(server: &ServerOptions, stream: &UnixStream, number: u64) -> Result<Cli
         Err(why) => (Err(Refusal::Why(why.clone())), Err(why)),
     };
     wire::send(stream, &reply, &[]).map_err(io)?;
-    client
+    client.map(Some)
+}
+
+impl Server {
+    /// What users hold, as far as user `uid` may know.
+    fn usage(&self, uid: u32) -> Usage {
+        let all = uid == 0 || uid == self.uid;
+        let mut users = self.ledger.users();
+        users.retain(|(of, _)| all || *of == uid);
+        // Those that hold most.
+        users.sort_by_key(|(_, held)| Reverse(held.bytes));
+        let left_out = users.len().saturating_sub(MOST_ROWS);
+        users.truncate(MOST_ROWS);
+        users.sort_by_key(|(uid, _)| *uid);
+        let row = |(uid, held)| {
+            let (cpu_ns, nice) = self.share.of(uid);
+            UserUsage { uid, held, cpu_ns, nice }
+        };
+        let users = users.into_iter().map(row).collect();
+        Usage { proxy: self.uid, quota: self.ledger.quota(), users, left_out }
+    }
 }
 
 /// Starts the engine that the first request of a program asks for. With the client comes the version that the program and
 /// this proxy use.
 fn begin(
-    server: &ServerOptions,
+    server: &Server,
     request: Request,
     fds: Vec<OwnedFd>,
     number: u64,
-    program: Option<u32>,
-) -> Result<(Client, u32), String> {
+    (uid, program): (u32, Option<u32>),
+) -> Result<(Client<'_>, u32), String> {
     let Request::Hello { version, newest, name } = request else {
         return Err("the first request must be Hello".into());
     };
     let version = wire::VERSIONS.agree(Versions::told(version, newest)).map_err(|e| e.to_string())?;
+    let user = server.ledger.lease(uid, PROGRAM)?;
     let bell = engine_bell(fds)?;
     // The engine has a second bell for the handle in this process, which the program does not hold.
     let own = EventFd::new().map_err(|e| format!("eventfd: {e}"))?;
-    let cpus = &server.cpus;
+    let server_options = &server.options;
+    let cpus = &server_options.cpus;
     let cpu = (!cpus.is_empty()).then(|| cpus[number as usize % cpus.len()]);
-    let (bell, stall_report) = (Some(bell), server.stall_report);
-    let options =
-        EngineOptions { cpu, alone: server.alone, bell, stall_report, program, ..EngineOptions::default() };
+    let (bell, stall_report) = (Some(bell), server_options.stall_report);
+    let options = EngineOptions {
+        cpu,
+        alone: server_options.alone,
+        bell,
+        stall_report,
+        program,
+        ..EngineOptions::default()
+    };
     let engine = Engine::start(own, options).map_err(|e| e.to_string())?;
     let name: String = name.chars().take(MAX_NAME).collect();
     tracing::info!(client = number, ?name, "an engine was started");
-    Ok((
-        Client { engine, account: Account::new(Limits::from(server)), sessions: Sessions::default() },
-        version,
-    ))
+    let counted = server.share.add(uid, engine.thread().clone());
+    let account = Account::new(Limits::from(server_options), user);
+    Ok((Client { _counted: counted, engine, sessions: Sessions::default(), account, uid }, version))
 }
 
 /// One program's engine and account. Dropping it ends the engine, and with the engine everything that the program
 /// brought.
-struct Client {
-    // Dropped first: the engine reads and writes the program's memory.
+struct Client<'a> {
+    _counted: Counted<'a>,
+    // Dropped before the account: the engine reads and writes the program's memory.
     engine: Engine,
-    account: Account,
     sessions: Sessions,
+    account: Account,
+    /// The program's user.
+    uid: u32,
 }
 
-impl Client {
+impl Client<'_> {
     /// Answers requests until the connection, the program's process or the server ends.
     fn answer(&mut self, stop: &EventFd, stream: &UnixStream, process: Option<&Process>) -> End {
         // The process is watched beside the connection, because a child that the program forked may hold the
@@ -248,13 +320,17 @@ impl Client {
             Request::Counters => Ok(Answer::Counters(self.engine.counters()?)),
             Request::Begin => {
                 self.account.may_add_qp()?;
-                let (id, bytes, regions) = self.sessions.finish(&self.engine)?;
-                self.account.add_qp(id, bytes);
-                regions.iter().for_each(|(key, bytes)| self.account.add_region(id, *key, *bytes));
+                let (id, bytes, lease, regions) = self.sessions.finish(&self.engine)?;
+                self.account.add_qp(id, bytes, lease);
+                let mut add = |(key, bytes, lease)| self.account.add_region(id, key, bytes, lease);
+                regions.into_iter().for_each(&mut add);
                 Ok(Answer::Qp(id))
             }
             Request::Channel => unreachable!("`answer` takes Channel"),
             Request::Hello { .. } => Err(Refusal::Why("Hello was said before".into())),
+            Request::Usage => {
+                Err(Refusal::Why("Usage comes in place of Hello, which was said before".into()))
+            }
             Request::Bye => unreachable!("`answer` returns on Bye"),
         }
     }
@@ -273,6 +349,7 @@ impl Client {
         let mut descriptors = QpDescriptors::take(fds, there)?;
         let bytes = descriptors.bytes();
         self.account.room_for(bytes)?;
+        let lease = self.lease(&descriptors)?;
         let memory = descriptors.map_session()?;
         let endpoint =
             Endpoint::local(descriptors.map()?, options).map_err(|e| Refusal::Why(e.to_string()))?;
@@ -286,8 +363,15 @@ impl Client {
             }
             None => self.engine.add_qp(endpoint, wake)?,
         };
-        self.account.add_qp(id, bytes);
+        self.account.add_qp(id, bytes, lease);
         Ok(Answer::Qp(id))
+    }
+
+    /// What a new queue pair takes of the user's quota. Refuses another user's session.
+    fn lease(&self, descriptors: &QpDescriptors) -> Result<Lease, Refusal> {
+        descriptors.check_session(self.uid)?;
+        let (segments, links) = descriptors.rings();
+        self.account.lease_qp(descriptors.bytes(), segments, links)
     }
 
     /// Maps a queue pair that goes on where another proxy died.
@@ -301,9 +385,10 @@ impl Client {
         let mut descriptors = QpDescriptors::take(fds, there)?;
         let bytes = descriptors.bytes();
         self.account.room_for(bytes)?;
+        let lease = self.lease(&descriptors)?;
         let none = || Refusal::Why("a queue pair that is resumed has a session segment".into());
         let session = descriptors.map_session()?.ok_or_else(none)?;
-        self.sessions.resume(descriptors.map()?, session, offer, bytes)?;
+        self.sessions.resume(descriptors.map()?, session, offer, (bytes, lease))?;
         Ok(Answer::Done)
     }
 
@@ -312,21 +397,24 @@ impl Client {
         let (account, resuming) = (&self.account, self.sessions.resuming()?);
         account.may_restore_region(resuming.regions.len())?;
         let mapped = resuming.mapped();
+        let lease = account.lease_region(bytes)?;
         let memory = map_region(fds, bytes, |bytes| account.room_for(bytes.saturating_add(mapped)))?;
-        resuming.restore(key, memory)?;
+        resuming.restore(key, memory, lease)?;
         Ok(Answer::Key(key))
     }
 
     /// Registers a region with a queue pair.
     fn add_region(&mut self, qp: QpId, bytes: u64, fds: Vec<OwnedFd>) -> Reply {
         self.account.may_add_region(qp)?;
+        // The memory that is mapped has so many bytes, or is refused.
+        let lease = self.account.lease_region(bytes)?;
         let memory = map_region(fds, bytes, |bytes| self.account.room_for(bytes))?;
         let address = memory.as_ptr().as_ptr() as usize;
         let region = RegionMemory::Host { address, keep: Some(memory) };
         // SAFETY: the mapping is writable for `bytes`, which cannot shrink; nothing in this process has a reference
         // to it; and `keep` holds the mapping as long as the region is registered.
         let key = unsafe { self.engine.add_region(qp, region, bytes)? };
-        self.account.add_region(qp, key, bytes);
+        self.account.add_region(qp, key, bytes, lease);
         Ok(Answer::Key(key))
     }
 }

@@ -91,6 +91,25 @@ impl QpDescriptors {
         self.sizes.iter().chain([&self.session_bytes]).map(|size| *size as u64).sum()
     }
 
+    /// Bytes of all segments that have rings, and of those among them that are links'.
+    pub(super) fn rings(&self) -> (u64, u64) {
+        let [work, control, link, peer_link, _] = self.sizes.map(|size| size as u64);
+        (work + control + link + peer_link, link + peer_link)
+    }
+
+    /// Whether a program of user `uid` may go on with the session of the segment, if there is one: the memory was made by that
+    /// user. Root's programs may go on with any.
+    pub(super) fn check_session(&self, uid: u32) -> Result<(), Refusal> {
+        let Some(fd) = &self.session else { return Ok(()) };
+        let owner = fstat(fd).map_err(|e| Refusal::Why(format!("session segment: fstat: {e}")))?.st_uid;
+        if owner == uid || uid == 0 {
+            return Ok(());
+        }
+        Err(Refusal::Why(format!(
+            "session segment: it is user {owner}'s, the program user {uid}'s: a session goes on under the user that began it"
+        )))
+    }
+
     /// Maps the session segment, if there is one.
     pub(super) fn map_session(&mut self) -> Result<Option<Arc<SharedMemory>>, Refusal> {
         let Some(fd) = self.session.take() else { return Ok(None) };

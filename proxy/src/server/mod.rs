@@ -11,6 +11,9 @@
 //!
 //! Two programs share only what they agreed on themselves: a link segment and a window, each read-only for the other.
 //!
+//! A server may serve **several users** ([`ServerOptions::users`]). Each user then has quotas over all of their programs, and a
+//! share of the processors that does not grow with the number of their programs.
+//!
 //! What a program hands over is checked where it enters. Memory must be of a sealed size, because truncating memory
 //! that is mapped here would raise SIGBUS here; it is counted against the limits of [`ServerOptions`]. A doorbell must
 //! be a Unix socket on which no call waits, whatever a program or its peer sets there
@@ -23,6 +26,8 @@
 //! | `accept.rs` | the serving loop: connections are admitted or refused |
 //! | `client.rs` | one program: its thread, its engine, its requests |
 //! | `account.rs` | what one program holds, against the limits (pure) |
+//! | `ledger.rs` | what one user holds, against the quotas (pure) |
+//! | `share.rs` | the processor time that users get |
 //! | `sessions.rs` | queue pairs whose links are replaced, and those that another proxy drove |
 //! | `descriptors.rs` | the memory and the bells that a program hands over |
 //! | `wait.rs` | waiting for a descriptor, the end of a process, or the end of the server |
@@ -31,11 +36,13 @@ mod accept;
 mod account;
 mod client;
 mod descriptors;
+mod ledger;
 mod options;
 mod sessions;
+mod share;
 mod socket;
 mod wait;
 
 pub use accept::serve;
 pub use options::ServerOptions;
-pub use socket::{SocketFile, bind};
+pub use socket::{SocketFile, bind, bind_for_users};

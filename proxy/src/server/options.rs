@@ -4,7 +4,8 @@ use pushgate_driver_shim::eventfd::EventFd;
 
 use crate::engine::StallReport;
 use crate::recorder;
-use crate::wire::{MAX_FDS, QP_FDS};
+use crate::users::Users;
+use crate::wire::{Amounts, MAX_FDS, QP_FDS};
 
 /// How a server runs, and how much of it one program may take.
 #[derive(Debug)]
@@ -18,6 +19,10 @@ pub struct ServerOptions {
     /// The most bytes of one program's memory that are mapped here. Memory that the program has not touched yet is
     /// allocated by mapping it, on this process's account.
     pub max_bytes: u64,
+    /// Who is served besides this process's user and root.
+    pub users: Users,
+    /// The most that all programs of one user hold together.
+    pub quota: Amounts,
     /// Cores to pin the engines to, one core after the other. Empty: the engines are not pinned.
     pub cpus: Vec<usize>,
     /// Whether the engines have cores to spare for spinning.
@@ -32,13 +37,21 @@ pub struct ServerOptions {
 }
 
 impl ServerOptions {
-    /// The defaults: 64 programs, each with 64 queue pairs, 256 regions and 16 GiB; no engine is pinned and none reports a stall.
+    /// The defaults: 64 programs of this process's user and root, each with 64 queue pairs, 256 regions and 16 GiB, and no
+    /// quota of a user that would be less; no engine is pinned and none reports a stall.
     pub fn new(stop: EventFd) -> Self {
         ServerOptions {
             max_clients: 64,
             max_qps: 64,
             max_regions: 256,
             max_bytes: 16 << 30,
+            users: Users::Own,
+            quota: Amounts {
+                programs: u64::MAX,
+                queue_pairs: u64::MAX,
+                bytes: u64::MAX,
+                descriptors: u64::MAX,
+            },
             cpus: Vec::new(),
             alone: false,
             stall_report: StallReport::default(),
@@ -52,10 +65,9 @@ impl ServerOptions {
     /// With a lower limit of open files, a greedy program leaves too few descriptors to the others: raise
     /// `RLIMIT_NOFILE` to this number before [`serve`](super::serve).
     pub fn descriptors(&self) -> usize {
-        // A queue pair has five descriptors of memory, that of its session, a bell and a ringer; while its link is replaced two
-        // segments more. A program has five more (the connection, the program's process, the engine's two bells, the way of
-        // frames), those of the engine's flight recorder and, for a moment, those
-        // of a request.
+        // While its link is replaced a queue pair has two segments more. A program has five more (the connection, the
+        // program's process, the engine's two bells, the way of frames), those of the engine's flight recorder and, for a
+        // moment, those of a request.
         let client = 5
             + recorder::descriptors(self.max_qps)
             + MAX_FDS
@@ -63,4 +75,29 @@ impl ServerOptions {
             + self.max_regions;
         64 + self.max_clients * client
     }
+}
+
+/// What one program takes of its user's quota, without its queue pairs.
+///
+/// Descriptors: the engine's two bells and two of the way of frames, the flight recorder's first memory. Bytes: that memory, the
+/// stacks of two threads as far as they are used, the largest frame.
+pub(super) const PROGRAM: Amounts = Amounts { programs: 1, queue_pairs: 0, bytes: 256 << 10, descriptors: 5 };
+
+/// What the proxy has in memory for a queue pair besides its rings' entries: the endpoint, the place in the flight recorder.
+const QP_BYTES: u64 = 64 << 10;
+
+/// What a queue pair takes of its user's quota. `segments`: bytes of its work, control and both link segments, `links` of these
+/// being the links'; `mapped`: bytes of all that is mapped for it.
+///
+/// Descriptors: five of memory, that of its session, two bells, two segments while its link is replaced, and one of the flight
+/// recorder. Bytes: what is mapped, two segments while its link is replaced, and what the proxy has of its own, which is less
+/// than 64 bytes for each entry of a ring, as an entry itself.
+pub(super) fn queue_pair(mapped: u64, segments: u64, links: u64) -> Amounts {
+    let descriptors = QP_FDS as u64 + 6;
+    Amounts { programs: 0, queue_pairs: 1, bytes: mapped + segments + links + QP_BYTES, descriptors }
+}
+
+/// What a region takes of its user's quota.
+pub(super) fn region(bytes: u64) -> Amounts {
+    Amounts { programs: 0, queue_pairs: 0, bytes, descriptors: 1 }
 }

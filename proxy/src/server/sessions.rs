@@ -18,11 +18,13 @@ use crate::idle::Wake;
 use crate::region::RegionMemory;
 use crate::wire::{Refusal, SessionOffer};
 
+use super::ledger::Lease;
+
 /// Most frames that one look takes in, before the program's requests have their turn.
 const FRAMES: usize = 64;
 
-/// Keys and sizes of regions.
-type Regions = Vec<(u32, u64)>;
+/// Keys and sizes of regions, and what they take of the user's quota.
+type Regions = Vec<(u32, u64, Lease)>;
 
 /// The way of frames, and where they go.
 #[derive(Default)]
@@ -43,6 +45,7 @@ pub(super) struct Resuming {
     /// Bytes of its segments and of the peer's window.
     pub(super) bytes: u64,
     pub(super) regions: Regions,
+    lease: Lease,
 }
 
 fn why(e: impl std::fmt::Display) -> Refusal {
@@ -154,7 +157,7 @@ impl Sessions {
         memory: QpMemory,
         session: Arc<SharedMemory>,
         (offer, options, wake): (&SessionOffer, QpOptions, Wake),
-        bytes: u64,
+        (bytes, lease): (u64, Lease),
     ) -> Result<(), Refusal> {
         self.resuming = None;
         let endpoint = Endpoint::local(memory, options).map_err(why)?;
@@ -163,7 +166,7 @@ impl Sessions {
         let patience = patience(offer, &options);
         let endpoint = endpoint.resumed(session, ends, patience, mailbox.clone(), way).map_err(why)?;
         let (tag, regions) = (offer.tag, Vec::new());
-        self.resuming = Some(Resuming { endpoint, wake, tag, mailbox, bytes, regions });
+        self.resuming = Some(Resuming { endpoint, wake, tag, mailbox, bytes, regions, lease });
         Ok(())
     }
 
@@ -173,29 +176,34 @@ impl Sessions {
     }
 
     /// Hands the queue pair that is being resumed to the engine, which begins to meet the peer.
-    pub(super) fn finish(&mut self, engine: &Engine) -> Result<(QpId, u64, Regions), Refusal> {
+    pub(super) fn finish(&mut self, engine: &Engine) -> Result<(QpId, u64, Lease, Regions), Refusal> {
         self.resuming()?;
         let Some(r) = self.resuming.take() else { unreachable!("it is there, as looked at above") };
         let id = engine.add_qp(r.endpoint, r.wake)?;
         self.add(r.tag, r.mailbox, id, true);
-        Ok((id, r.bytes, r.regions))
+        Ok((id, r.bytes, r.lease, r.regions))
     }
 }
 
 impl Resuming {
     /// All bytes of it that are mapped.
     pub(super) fn mapped(&self) -> u64 {
-        self.bytes + self.regions.iter().map(|(_, bytes)| bytes).sum::<u64>()
+        self.bytes + self.regions.iter().map(|(_, bytes, _)| bytes).sum::<u64>()
     }
 
     /// Registers a region under the key that it had.
-    pub(super) fn restore(&mut self, key: u32, memory: Arc<SharedMemory>) -> Result<(), Refusal> {
+    pub(super) fn restore(
+        &mut self,
+        key: u32,
+        memory: Arc<SharedMemory>,
+        lease: Lease,
+    ) -> Result<(), Refusal> {
         let (address, bytes) = (memory.as_ptr().as_ptr() as usize, memory.len() as u64);
         let region = RegionMemory::Host { address, keep: Some(memory) };
         if !self.endpoint.restore_region(key, region, bytes) {
             return Err(Refusal::Why(format!("key {key:#010x} has the place of another region")));
         }
-        self.regions.push((key, bytes));
+        self.regions.push((key, bytes, lease));
         Ok(())
     }
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -42,13 +42,30 @@ impl Drop for Named {
     }
 }
 
-/// Listens at `path`, or for `@name` at an abstract socket.
+/// Listens at `path`, or for `@name` at an abstract socket, for programs of this process's user and of root.
 ///
 /// The directory of a path must be private (mode 0700, this process's user); a directory that does not exist is made.
 /// The socket of a proxy that died is replaced; where a proxy still listens, the error is an `AddrInUse`. An abstract
 /// socket can be reached by any user (and [`serve`](super::serve) refuses other users), and any user can take its name
 /// first.
 pub fn bind(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
+    bind_with(path, private, None)
+}
+
+/// Listens as [`bind`] does, for programs of other users too: every user that may enter the directory can connect, and
+/// [`serve`](super::serve) says who is admitted.
+///
+/// The directory must be this process's user's or root's, and nobody else may write there, for who does can put a socket in
+/// the place of this one; some other user must be able to enter. A directory that does not exist is made with mode 0755.
+pub fn bind_for_users(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
+    bind_with(path, entered, Some(0o666))
+}
+
+fn bind_with(
+    path: &Path,
+    directory: fn(&Path) -> io::Result<fs::File>,
+    mode: Option<u32>,
+) -> io::Result<(UnixListener, SocketFile)> {
     let at = path.display();
     if let Some(name) = wire::abstract_name(path) {
         let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?).map_err(|e| {
@@ -61,18 +78,23 @@ pub fn bind(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
         Some(dir) => dir,
         None => return Err(io::Error::new(ErrorKind::InvalidInput, format!("{at} names no socket"))),
     };
-    let directory = private(dir)?;
+    let directory = directory(dir)?;
     // Of two proxies that start at once, neither must take the other's new socket for a dead one.
     flock(&directory, FlockOperation::LockExclusive)?;
     clear(path)?;
     let listener = UnixListener::bind(path).map_err(|e| told(e, format_args!("binding {at}")))?;
+    if let Some(mode) = mode {
+        // Nobody else can have put another file there: the directory is ours or root's, and only its owner writes there.
+        fs::set_permissions(path, fs::Permissions::from_mode(mode))
+            .map_err(|e| told(e, format_args!("chmod {mode:o} of {at}")))?;
+    }
     let named = Named(Some((path.to_path_buf(), file_id(path)?)));
     Ok((listener, SocketFile { _named: OwnedHere::new(named) }))
 }
 
-/// Opens a directory that only this process's user may enter; makes the directory if it does not exist.
-fn private(dir: &Path) -> io::Result<fs::File> {
-    match fs::DirBuilder::new().mode(0o700).create(dir) {
+/// Opens a directory; makes the directory with this mode if it does not exist.
+fn open(dir: &Path, mode: u32) -> io::Result<(fs::File, fs::Metadata)> {
+    match fs::DirBuilder::new().mode(mode).create(dir) {
         Err(e) if e.kind() != ErrorKind::AlreadyExists => {
             return Err(told(e, format_args!("making {}", dir.display())));
         }
@@ -80,6 +102,31 @@ fn private(dir: &Path) -> io::Result<fs::File> {
     }
     let handle = fs::File::open(dir).map_err(|e| told(e, format_args!("opening {}", dir.display())))?;
     let meta = handle.metadata()?;
+    Ok((handle, meta))
+}
+
+/// Opens a directory that other users may enter and not write; makes the directory if it does not exist.
+fn entered(dir: &Path) -> io::Result<fs::File> {
+    let (handle, meta) = open(dir, 0o755)?;
+    let uid = rustix::process::geteuid().as_raw();
+    let ours = meta.uid() == uid || meta.uid() == 0;
+    if meta.is_dir() && ours && meta.mode() & 0o022 == 0 && meta.mode() & 0o011 != 0 {
+        return Ok(handle);
+    }
+    let text = format!(
+        "{} must be a directory of user {uid} or of root that others may enter and not write, mode 0755, or 0750 for one \
+         group (it is user {}'s, mode {:o}), because programs of other users look for the proxy there: chmod it, or name \
+         another",
+        dir.display(),
+        meta.uid(),
+        meta.mode() & 0o7777
+    );
+    Err(io::Error::new(ErrorKind::PermissionDenied, text))
+}
+
+/// Opens a directory that only this process's user may enter; makes the directory if it does not exist.
+fn private(dir: &Path) -> io::Result<fs::File> {
+    let (handle, meta) = open(dir, 0o700)?;
     let uid = rustix::process::geteuid().as_raw();
     if !meta.is_dir() || meta.uid() != uid || meta.mode() & 0o077 != 0 {
         let text = format!(

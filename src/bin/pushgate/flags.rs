@@ -24,12 +24,28 @@ const DOCTOR: [&str; 12] = [
 /// The settings beside its own that the NCCL plugin has, and the check of it.
 const NCCL: [&str; 7] = ["device", "qp", "host", "huge_pages", "numa_node", "timeout", "stall_report"];
 
+/// The settings of `pushgate proxy` alone.
+const SERVER: [&str; 5] = [
+    "proxy_serves",
+    "proxy_user_programs",
+    "proxy_user_queue_pairs",
+    "proxy_user_memory",
+    "proxy_user_descriptors",
+];
+
+/// Whether a setting changes what `pushgate proxy` does.
+pub fn of_proxy(key: &Key) -> bool {
+    // proxy_user is for --status.
+    SERVER.contains(&key.name) || ["proxy_socket", "proxy_user", "stall_report"].contains(&key.name)
+}
+
 /// Whether a setting changes what a subcommand does.
 fn matters(subcommand: &str, key: &Key) -> bool {
     match subcommand {
         "config" => true,
         "devices" | "gate" => false,
-        "proxy" => ["proxy_socket", "stall_report"].contains(&key.name),
+        "proxy" => of_proxy(key),
+        _ if SERVER.contains(&key.name) => false,
         "doctor" => DOCTOR.contains(&key.name) || ["secret_file", "tls"].contains(&key.name),
         "report" => key.group == Group::Device || DOCTOR.contains(&key.name),
         "probe" => key.group == Group::Device,

@@ -48,9 +48,7 @@ fn command(completing: bool) -> Command {
             "Settings are flags, PUSHGATE_ variables or keys of /etc/pushgate.toml; `pushgate config` shows them all.\n\
              Exit status: 0; 2 for a wrong setting or argument; 1 for anything else. `doctor` and `run` have their own.",
         )
-        .subcommand(settings(
-            Command::new("proxy").about("Serves programs of this user that run with proxy = process"),
-        ))
+        .subcommand(proxy::command(settings))
         .subcommand(chaos::command(settings))
         .subcommand(config::command(settings))
         .subcommand(settings(

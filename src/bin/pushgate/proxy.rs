@@ -1,4 +1,4 @@
-//! `pushgate proxy`: an engine for each program of this user that runs with proxy = process.
+//! `pushgate proxy`: an engine for each program that runs with proxy = process.
 
 use std::io;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -8,19 +8,41 @@ use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener};
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use clap::ArgMatches;
+use clap::{Arg, ArgAction, ArgMatches, Command};
 use pushgate::Settings;
-use pushgate::proxy::{Stop, run_as_process};
+use pushgate::proxy::{Stop, Usage, run_as_process, usage};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketType};
 
-use crate::{exit, signals};
+use crate::output::outln;
+use crate::{exit, flags, signals};
+
+pub fn command(settings: impl Fn(Command) -> Command) -> Command {
+    settings(
+        Command::new("proxy")
+            .about("Serves programs that run with proxy = process: this user's and root's, or those of proxy-serves")
+            .arg(Arg::new("status").long("status").action(ArgAction::SetTrue).help(
+                "Prints what each user holds of the proxy at proxy-socket, and what one may hold; as root and as the \
+                 proxy's user all of them, else yourself",
+            ))
+            .arg(
+                Arg::new("json")
+                    .long("json")
+                    .action(ArgAction::SetTrue)
+                    .requires("status")
+                    .help("Prints one JSON object instead"),
+            ),
+    )
+}
 
 /// Serves until SIGINT, SIGTERM or SIGHUP. Then the socket goes. After SIGTERM queue pairs that can go on with another proxy
 /// are left for the next one; all others, and all after the other signals, end with *aborted*.
 pub fn run(m: &ArgMatches, settings: &Settings) -> Result<ExitCode> {
-    for key in Settings::KEYS.iter().filter(|key| !["proxy_socket", "stall_report"].contains(&key.name)) {
+    if m.get_flag("status") {
+        return status(&usage(settings)?, &settings.proxy_socket.display(), m.get_flag("json"));
+    }
+    for key in Settings::KEYS.iter().filter(|key| !flags::of_proxy(key)) {
         if let Ok(Some(_)) = m.try_get_one::<String>(&key.flag()) {
             eprintln!(
                 "pushgate proxy: warning: {} has no effect: each program brings its own settings",
@@ -46,6 +68,53 @@ pub fn run(m: &ArgMatches, settings: &Settings) -> Result<ExitCode> {
         None | Some(signals::TERMINATE) => ExitCode::SUCCESS,
         Some(number) => ExitCode::from(exit::of_signal(number)),
     })
+}
+
+fn status(usage: &Usage, socket: &dyn std::fmt::Display, json: bool) -> Result<ExitCode> {
+    if json {
+        outln!("{}", serde_json::to_string_pretty(usage)?)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let most = usage.quota;
+    outln!("proxy of user {} at {socket}", usage.proxy)?;
+    let mut rows = vec![
+        ["user", "programs", "queue pairs", "memory", "descriptors", "processor", "nice"].map(String::from),
+        [
+            "may have".into(),
+            most.programs.to_string(),
+            most.queue_pairs.to_string(),
+            mebibytes(most.bytes),
+            most.descriptors.to_string(),
+            "-".into(),
+            "-".into(),
+        ],
+    ];
+    rows.extend(usage.users.iter().map(|user| {
+        [
+            user.uid.to_string(),
+            user.held.programs.to_string(),
+            user.held.queue_pairs.to_string(),
+            mebibytes(user.held.bytes),
+            user.held.descriptors.to_string(),
+            format!("{:.2} s", user.cpu_ns as f64 / 1e9),
+            format!("+{}", user.nice),
+        ]
+    }));
+    let widths: [usize; 7] =
+        std::array::from_fn(|column| rows.iter().map(|row| row[column].len()).max().unwrap_or(0));
+    for row in rows {
+        let cells: Vec<String> =
+            row.iter().zip(widths).map(|(cell, width)| format!("{cell:>width$}")).collect();
+        outln!("{}", cells.join("  "))?;
+    }
+    if usage.left_out > 0 {
+        outln!("and {} users that hold less", usage.left_out)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn mebibytes(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64)
 }
 
 /// The listening socket that the service manager has made for this process (sd_listen_fds(3)), if it has.

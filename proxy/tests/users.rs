@@ -1,0 +1,638 @@
+//! A proxy that serves several users: whom it admits, what each of them may hold, and that no user disturbs another.
+//!
+//! Root alone can become other users. The users have numbers and no names.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::Duration;
+use std::{fs, io};
+
+use pushgate_driver_shim::abi;
+use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::memory::{HugePages, SharedMemory};
+use pushgate_driver_shim::record::{Opcode, Record};
+use pushgate_driver_shim::segment::Geometry;
+use pushgate_proxy::connect::Incarnation;
+use pushgate_proxy::engine::EngineError;
+use pushgate_proxy::idle::Wake;
+use pushgate_proxy::remote::{RemoteEngine, usage};
+use pushgate_proxy::server::{ServerOptions, bind_for_users, serve};
+use pushgate_proxy::users::Users;
+use pushgate_proxy::wire::{self, Amounts, Answer, Refusal, Request, SessionOffer, UserUsage};
+use rustix::process::{Gid, Uid};
+use rustix::thread::{
+    CpuSet, sched_getaffinity, sched_setaffinity, set_thread_gid, set_thread_groups, set_thread_res_uid,
+};
+
+#[path = "common/programs.rs"]
+mod programs;
+
+use programs::*;
+
+const A: u32 = 65001;
+const B: u32 = 65002;
+/// Nobody that a proxy here serves.
+const C: u32 = 65003;
+
+/// Held by each test, because engines need a core.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether this process can become other users. Says that the test is skipped where not.
+fn is_root(test: &str) -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        pushgate_tests::skip(&format!("{test}: only root can become other users"));
+    }
+    root
+}
+
+/// Does something in a thread of another user. The thread's group has the user's number.
+fn as_user<T: Send>(uid: u32, work: impl FnOnce() -> T + Send) -> T {
+    let become_user = move || {
+        set_thread_groups(&[]).unwrap();
+        set_thread_gid(Gid::from_raw(uid)).unwrap();
+        let uid = Uid::from_raw(uid);
+        set_thread_res_uid(uid, uid, uid).unwrap();
+        work()
+    };
+    std::thread::scope(|s| s.spawn(become_user).join().unwrap_or_else(|e| std::panic::resume_unwind(e)))
+}
+
+const PLENTY: Amounts = Amounts { programs: 100, queue_pairs: 1000, bytes: 1 << 30, descriptors: 10_000 };
+
+/// A server of users A and B with this quota.
+fn server_of(quota: Amounts) -> TestServer {
+    server_with(|o| {
+        o.users = Users::Some { users: [A, B].into(), groups: [].into() };
+        (o.quota, o.max_clients) = (quota, 200);
+    })
+}
+
+// ------------------------------------------------------------------ programs
+
+/// A program of another user: a process that runs [`role`].
+struct Role {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    lines: mpsc::Receiver<String>,
+    /// How many lines of traffic that was checked.
+    checked: Arc<AtomicU64>,
+    _folder: Folder,
+}
+
+/// A folder in which other users find this program.
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+impl Role {
+    fn start(uid: u32, what: &str, server: &TestServer) -> Role {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        let folder = std::env::temp_dir().join(format!("pushgate-users-{}-{n}", std::process::id()));
+        fs::create_dir(&folder).unwrap();
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
+        let program = folder.join("program");
+        // The user may not be able to enter the folder of this one.
+        fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let mut child = Command::new(&program)
+            .args(["--ignored", "--exact", "role", "--nocapture"])
+            .env("USERS_ROLE", what)
+            .env("USERS_SOCKET", &server.path)
+            .current_dir("/")
+            .gid(uid)
+            .uid(uid)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (to, lines) = mpsc::channel();
+        let checked = Arc::new(AtomicU64::new(0));
+        let count = checked.clone();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        std::thread::spawn(move || {
+            for line in stdout.lines().map_while(io::Result::ok) {
+                match line.split_once('@') {
+                    Some((_, "checked")) => _ = count.fetch_add(1, Ordering::Relaxed),
+                    Some((_, line)) => _ = to.send(line.to_owned()),
+                    None => {}
+                }
+            }
+        });
+        Role { stdin: child.stdin.take(), child, lines, checked, _folder: Folder(folder) }
+    }
+
+    /// The next line that the program says.
+    fn line(&self) -> String {
+        self.lines.recv_timeout(long()).expect("the program says something")
+    }
+
+    /// Waits until more traffic has been checked.
+    fn goes_on(&self) {
+        let before = self.checked.load(Ordering::Relaxed);
+        until("traffic of the other user", || self.checked.load(Ordering::Relaxed) >= before + 5);
+    }
+
+    /// Ends the program, which must have found nothing wrong.
+    fn end(mut self) {
+        self.stdin = None;
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+impl Drop for Role {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Set when standard input is closed.
+fn closed() -> Arc<AtomicBool> {
+    let closed = Arc::new(AtomicBool::new(false));
+    let set = closed.clone();
+    std::thread::spawn(move || {
+        let _ = io::copy(&mut io::stdin(), &mut io::sink());
+        set.store(true, Ordering::Relaxed);
+    });
+    closed
+}
+
+fn say(what: &str) {
+    println!("@{what}");
+    io::stdout().flush().unwrap();
+}
+
+fn engine() -> Result<RemoteEngine, EngineError> {
+    RemoteEngine::connect(Path::new(&std::env::var_os("USERS_SOCKET").unwrap()), "role")
+}
+
+/// What a process of another user does.
+#[test]
+#[ignore = "a process that the tests of this file start"]
+fn role() {
+    let what = std::env::var("USERS_ROLE").expect("started by a test of this file");
+    let closed = closed();
+    match what.split_once(' ') {
+        None => traffic(&closed),
+        Some(("hog", quota)) => hog(quota, &closed),
+        Some(("busy", n)) => busy(n.parse().unwrap(), &closed),
+        _ => panic!("{what}"),
+    }
+}
+
+/// Passes messages between two programs both ways, and checks each of them.
+fn traffic(closed: &AtomicBool) {
+    let (a, b) = (engine().unwrap(), engine().unwrap());
+    let mut pair = Pair::new(&a, a.ringer(), &b, b.ringer());
+    while !closed.load(Ordering::Relaxed) {
+        pair.a_to_b(20);
+        pair.b_to_a(20);
+        say("checked");
+    }
+}
+
+fn memory(bytes: usize) -> Arc<SharedMemory> {
+    Arc::new(SharedMemory::builder("region", bytes).huge_pages(HugePages::Never).create().unwrap())
+}
+
+/// Takes of one thing until that is refused; then gives one back and takes it again.
+fn hog(quota: &str, closed: &AtomicBool) {
+    let a = engine().unwrap();
+    let (mut programs, mut qps, mut keys) = (Vec::new(), Vec::new(), Vec::new());
+    let qp = || {
+        let (x, y) = (Side::new(0), Side::new(1));
+        a.add_qp(&x.fds(&y, None), options(1), Wake::Doorbell)
+    };
+    let first = (quota == "bytes" || quota == "descriptors").then(|| qp().unwrap());
+    let mut take = || match quota {
+        "programs" => engine().map(|engine| programs.push(engine)),
+        "queue pairs" => qp().map(|qp| qps.push(qp)),
+        "bytes" => a.add_region(first.unwrap(), &memory(1 << 20)).map(|key| keys.push(key)),
+        "descriptors" => a.add_region(first.unwrap(), &memory(4096)).map(|key| keys.push(key)),
+        _ => panic!("{quota}"),
+    };
+    let why = loop {
+        match take() {
+            Ok(()) => {}
+            Err(EngineError::Remote(why)) => break why,
+            Err(e) => panic!("{e}"),
+        }
+    };
+    say(&why);
+    // For as long as it is told to, all is asked for again and again.
+    let mut tries = 0;
+    while !closed.load(Ordering::Relaxed) {
+        assert!(take().is_err());
+        tries += 1;
+    }
+    assert!(tries > 0);
+    drop(programs.pop());
+    qps.pop().map(|qp| a.remove_qp(qp).unwrap());
+    if let Some(key) = keys.pop() {
+        assert!(a.remove_region(first.unwrap(), key).unwrap());
+    }
+    match quota {
+        "programs" => drop(engine().unwrap()),
+        "queue pairs" => drop(qp().unwrap()),
+        _ => drop(a.add_region(first.unwrap(), &memory(4096)).unwrap()),
+    }
+}
+
+// ----------------------------------------------------------------------- tests
+
+#[test]
+fn p8_each_quota_of_a_user_is_refused_by_name_and_another_users_messages_go_on() {
+    let _one = alone();
+    if !is_root("p8_each_quota_of_a_user_is_refused_by_name_and_another_users_messages_go_on") {
+        return;
+    }
+    let quotas = [
+        (
+            "programs",
+            Amounts { programs: 5, ..PLENTY },
+            "5 programs in this proxy (proxy-user-programs), 5 are in use",
+        ),
+        (
+            "queue pairs",
+            Amounts { queue_pairs: 7, ..PLENTY },
+            "7 queue pairs in this proxy (proxy-user-queue-pairs), 7 are",
+        ),
+        (
+            "bytes",
+            Amounts { bytes: 32 << 20, ..PLENTY },
+            "33554432 bytes in this proxy (proxy-user-memory), 3",
+        ),
+        (
+            "descriptors",
+            Amounts { descriptors: 80, ..PLENTY },
+            "80 descriptors in this proxy (proxy-user-descriptors), 80",
+        ),
+    ];
+    for (name, quota, says) in quotas {
+        let server = server_of(quota);
+        let good = Role::start(B, "traffic", &server);
+        good.goes_on();
+        let hog = Role::start(A, &format!("hog {name}"), &server);
+        let why = hog.line();
+        assert!(why.starts_with(&format!("user {A} may have {says}")), "{why}");
+        assert!(why.contains(" raised where the proxy is started"), "{why}");
+        // While the first user asks for more all the time.
+        good.goes_on();
+        let late = Role::start(B, "traffic", &server);
+        late.goes_on();
+        hog.end();
+        late.end();
+        good.end();
+    }
+}
+
+#[test]
+fn p8_users_that_are_not_named_are_refused_and_groups_are_named_by_number() {
+    let _one = alone();
+    if !is_root("p8_users_that_are_not_named_are_refused_and_groups_are_named_by_number") {
+        return;
+    }
+    let server = server_of(PLENTY);
+    let connect = || RemoteEngine::connect(&server.path, "c");
+    let why = as_user(C, || remote_sentence(connect()));
+    assert!(why.contains("does not serve user 65003") && why.contains("proxy-serves"), "{why}");
+    as_user(A, || connect().unwrap());
+    connect().unwrap();
+
+    let of_group = server_with(|o| o.users = Users::Some { users: [].into(), groups: [B, 70_000].into() });
+    let connect = || RemoteEngine::connect(&of_group.path, "g");
+    // By the own group, and by one of the others.
+    as_user(B, || connect().unwrap());
+    as_user(C, || remote_sentence(connect()));
+    std::thread::scope(|s| {
+        let member = s.spawn(|| {
+            let many: Vec<_> = (0..200).map(|n| Gid::from_raw(69_900 + n)).collect();
+            set_thread_groups(&many).unwrap();
+            let uid = Uid::from_raw(C);
+            set_thread_gid(Gid::from_raw(C)).unwrap();
+            set_thread_res_uid(uid, uid, uid).unwrap();
+            connect().unwrap();
+        });
+        member.join().unwrap();
+    });
+}
+
+#[test]
+fn p8_a_program_accepts_the_proxy_of_root_of_its_own_user_and_of_the_one_that_it_names_alone() {
+    let _one = alone();
+    if !is_root("p8_a_program_accepts_the_proxy_of_root_of_its_own_user_and_of_the_one_that_it_names_alone") {
+        return;
+    }
+    let folder = Folder(std::env::temp_dir().join(format!("pushgate-users-trust-{}", std::process::id())));
+    fs::create_dir(&folder.0).unwrap();
+    fs::set_permissions(&folder.0, fs::Permissions::from_mode(0o755)).unwrap();
+    std::os::unix::fs::chown(&folder.0, Some(C), Some(C)).unwrap();
+    let path = folder.0.join("proxy");
+    let (listener, _file) = as_user(C, || bind_for_users(&path).unwrap());
+    let stop = EventFd::new().unwrap();
+    let options = ServerOptions { users: Users::Any, ..ServerOptions::new(stop.try_clone().unwrap()) };
+    let server = std::thread::spawn(move || serve(listener, options));
+    let connect = |trusts| RemoteEngine::connect_trusting(&path, "x", trusts);
+    for uid in [0, A] {
+        // Root is no exception: a proxy sees the program's memory.
+        for trusts in [None, Some(B)] {
+            let why = as_user(uid, || remote_sentence(connect(trusts)));
+            assert!(why.contains(&format!("is user {C}'s, this program is user {uid}'s")), "{why}");
+            assert!(why.contains("set proxy-user to 65003"), "{why}");
+            as_user(uid, || usage(&path, trusts).unwrap_err());
+        }
+        as_user(uid, || connect(Some(C)).unwrap());
+    }
+    as_user(C, || connect(None).unwrap());
+    stop.ring();
+    server.join().unwrap().unwrap();
+
+    // Root's own.
+    let server = server_of(PLENTY);
+    as_user(A, || RemoteEngine::connect(&server.path, "x").unwrap());
+}
+
+#[test]
+fn a_socket_for_several_users_lies_where_others_may_enter_and_not_write() {
+    let _one = alone();
+    let base = Folder(std::env::temp_dir().join(format!("pushgate-users-bind-{}", std::process::id())));
+    fs::create_dir(&base.0).unwrap();
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+    let path = base.0.join("made").join("proxy");
+    let (_listener, file) = bind_for_users(&path).unwrap();
+    assert_eq!((mode(path.parent().unwrap()), mode(&path)), (0o755, 0o666));
+    drop(file);
+    assert!(!path.exists());
+    for (bits, fits) in
+        [(0o755, true), (0o750, true), (0o711, true), (0o700, false), (0o777, false), (0o775, false)]
+    {
+        fs::set_permissions(path.parent().unwrap(), fs::Permissions::from_mode(bits)).unwrap();
+        match bind_for_users(&path) {
+            Ok(_) => assert!(fits, "{bits:o}"),
+            Err(e) => {
+                assert!(!fits, "{bits:o}: {e}");
+                assert!(e.kind() == io::ErrorKind::PermissionDenied && e.to_string().contains("0755"), "{e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn p8_a_user_reaches_no_queue_pair_of_another_user() {
+    let _one = alone();
+    if !is_root("p8_a_user_reaches_no_queue_pair_of_another_user") {
+        return;
+    }
+    let server = server_of(PLENTY);
+    let (a, b) = as_user(B, || (server.program("a"), server.program("b")));
+    let mut pair = Pair::new(&a.proxy, a.bell(), &b.proxy, b.bell());
+    pair.a_to_b(3);
+    as_user(A, || {
+        let stream = server.raw();
+        let ask = |request: &Request, fds: &[std::os::fd::BorrowedFd<'_>]| {
+            wire::send(&stream, request, fds).unwrap();
+            answer(&stream)
+        };
+        let page = memory(4096);
+        // Both ends of the other user's, whose numbers are the first ones.
+        for qp in [pair.a_qp, pair.b_qp] {
+            for refused in [
+                ask(&Request::Status { qp }, &[]),
+                ask(&Request::RemoveQp { qp }, &[]),
+                ask(&Request::Fail { qp: Some(qp), status: 4 }, &[]),
+                ask(&Request::AddRegion { qp, bytes: 4096 }, &[page.fd()]),
+                ask(&Request::RemoveRegion { qp, key: 1 }, &[]),
+            ] {
+                assert!(matches!(refused, Err(Refusal::NoQp(_))), "{refused:?}");
+            }
+        }
+        // All of this user's, which are none.
+        assert!(matches!(ask(&Request::Fail { qp: None, status: 4 }, &[]), Ok(Answer::Done)));
+    });
+    pair.a_to_b(20);
+    pair.b_to_a(20);
+    assert_eq!((pair.a.status(), pair.b.status()), (None, None));
+}
+
+#[test]
+fn p8_a_session_goes_on_under_the_user_that_began_it_alone() {
+    let _one = alone();
+    if !is_root("p8_a_session_goes_on_under_the_user_that_began_it_alone") {
+        return;
+    }
+    let server = server_of(PLENTY);
+    let (mine, peer) = as_user(A, || (Side::new(0), Side::new(1)));
+    let of = |uid| as_user(uid, || memory(4096));
+    let own = Incarnation::new(1).unwrap();
+    let session =
+        SessionOffer { tag: 0, own, peer: Incarnation::new(2).unwrap(), epoch: 1, recover_ns: 1_000_000_000 };
+    let resumes = |uid, session_of: &SharedMemory| {
+        as_user(uid, || {
+            let stream = server.raw();
+            let request = Request::ResumeQp {
+                options: options(1),
+                wake: Wake::Doorbell,
+                bell: false,
+                peer_bell: false,
+                session,
+            };
+            let fds = [
+                mine.work.fd(),
+                mine.control.fd(),
+                mine.link.fd(),
+                peer.link.fd(),
+                peer.window.fd(),
+                session_of.fd(),
+            ];
+            wire::send(&stream, &request, &fds).unwrap();
+            sentence(answer(&stream))
+        })
+    };
+    let why = resumes(B, &of(A));
+    assert_eq!(
+        why,
+        "session segment: it is user 65001's, the program user 65002's: a session goes on under the user that began it"
+    );
+    // Those that may are refused for what the segment lacks, which is all.
+    for (uid, session_of) in [(A, of(A)), (0, of(A)), (B, of(B))] {
+        let why = resumes(uid, &session_of);
+        assert!(why.contains("way of frames"), "{why}");
+    }
+}
+
+#[test]
+fn p8_connections_that_say_nothing_are_bounded_for_each_user() {
+    let _one = alone();
+    if !is_root("p8_connections_that_say_nothing_are_bounded_for_each_user") {
+        return;
+    }
+    let server = server_of(Amounts { programs: 2, ..PLENTY });
+    let silent = as_user(A, || {
+        let mut silent: Vec<UnixStream> = Vec::new();
+        let why = loop {
+            let stream = server.dial();
+            stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+            match wire::recv::<wire::Reply>(&stream) {
+                Ok((reply, _)) => break sentence(reply),
+                Err(_) => silent.push(stream),
+            }
+            assert!(silent.len() < 50);
+        };
+        assert!(why.contains("connections to this proxy, the most are 10 (proxy-user-programs"), "{why}");
+        silent
+    });
+    let (a, b) = as_user(B, || (server.program("a"), server.program("b")));
+    Pair::new(&a.proxy, a.bell(), &b.proxy, b.bell()).a_to_b(5);
+    drop(silent);
+    as_user(A, || until("room for the first user", || RemoteEngine::connect(&server.path, "late").is_ok()));
+}
+
+#[test]
+fn a_user_sees_what_it_holds_and_root_sees_what_all_hold() {
+    let _one = alone();
+    if !is_root("a_user_sees_what_it_holds_and_root_sees_what_all_hold") {
+        return;
+    }
+    let quota = Amounts { programs: 2, ..PLENTY };
+    let server = server_of(quota);
+    let (a, b) = as_user(A, || (server.program("a"), server.program("b")));
+    let mut pair = Pair::new(&a.proxy, a.bell(), &b.proxy, b.bell());
+    pair.a_to_b(3);
+    let other = as_user(B, || server.program("c"));
+    // The first user has all of its programs, and is told all the same.
+    let seen = as_user(A, || usage(&server.path, None).unwrap());
+    assert_eq!((seen.proxy, seen.quota, seen.left_out, seen.users.len()), (0, quota, 0, 1));
+    let UserUsage { uid, held, cpu_ns, nice } = seen.users[0];
+    assert_eq!((uid, held.programs, held.queue_pairs, nice), (A, 2, 2, 0));
+    assert!(cpu_ns > 0 && held.descriptors == 2 * 5 + 2 * 11, "{held:?}");
+    let before = held.bytes;
+    let key = a.proxy.add_region(pair.a_qp, &memory(1 << 20)).unwrap();
+    let held_now = || as_user(A, || usage(&server.path, None).unwrap().users[0].held);
+    assert_eq!((held_now().bytes, held_now().descriptors), (before + (1 << 20), held.descriptors + 1));
+    assert!(a.proxy.remove_region(pair.a_qp, key).unwrap());
+    assert_eq!(held_now(), held);
+
+    let all = usage(&server.path, None).unwrap();
+    // Root itself is connected, to ask.
+    let rows: Vec<_> = all.users.iter().map(|user| (user.uid, user.held.programs)).collect();
+    assert_eq!(rows, [(0, 0), (A, 2), (B, 1)]);
+    let why = as_user(C, || usage(&server.path, None).unwrap_err().to_string());
+    assert!(why.contains("does not serve user 65003"), "{why}");
+    let b_qp = pair.b_qp;
+    drop(pair);
+    drop((a, other));
+    let rows = || -> Vec<_> { usage(&server.path, None).unwrap().users.iter().map(|u| u.uid).collect() };
+    until("the users that are gone", || rows() == [0, A]);
+    b.proxy.remove_qp(b_qp).unwrap();
+    assert_eq!(held_now().queue_pairs, 0);
+}
+
+// ----------------------------------------------------------------- fair shares
+
+/// Payload of one message of a busy queue pair.
+const COPIED: usize = 512 << 10;
+const UNITS: u32 = COPIED as u32 / abi::PUSHGATE_UNIT;
+
+/// The rings of a busy queue pair: large messages, so that the engine works long for little work of the program.
+const BUSY: Geometry = Geometry {
+    window_log: 15,
+    slots_log: 3,
+    cq_log: 3,
+    rx_log: 3,
+    link_log: 3,
+    landing_log: 6,
+    signals: 8,
+    rank: 0,
+};
+
+/// Keeps `n` pairs of programs busy, of which the second one copies all the time, until standard input is closed.
+fn busy(n: usize, closed: &AtomicBool) {
+    // Away from the engines' core, so that there is always something to copy.
+    let mut set = sched_getaffinity(None).unwrap();
+    set.unset(core());
+    sched_setaffinity(None, &set).unwrap();
+    let all: Vec<_> = (0..2 * n).map(|_| engine().unwrap()).collect();
+    let mut pairs: Vec<_> = all
+        .chunks(2)
+        .map(|two| {
+            let pair = Pair::of(BUSY, &two[0], two[0].ringer(), &two[1], two[1].ringer());
+            let region = memory(COPIED);
+            let rkey = two[1].add_region(pair.b_qp, &region).unwrap();
+            (pair, rkey, region)
+        })
+        .collect();
+    say("busy");
+    while !closed.load(Ordering::Relaxed) {
+        for (pair, rkey, _) in &mut pairs {
+            while pair.a.has_room((1 << BUSY.window_log) / UNITS as u64) {
+                let record = Record {
+                    length: COPIED as u32,
+                    place: (pair.a.sent as u32 * UNITS) & ((1 << BUSY.window_log) - 1),
+                    place_offset: UNITS.into(),
+                    rkey: *rkey,
+                    ..Record::new(Opcode::Put)
+                };
+                pair.a.post(record, &[], pair.a_bell);
+            }
+            assert_eq!((pair.a.status(), pair.b.status()), (None, None));
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// The core of the engines.
+fn core() -> usize {
+    let set = sched_getaffinity(None).unwrap();
+    (0..CpuSet::MAX_CPU).find(|cpu| set.is_set(*cpu)).unwrap()
+}
+
+#[test]
+fn a_user_with_eight_busy_programs_leaves_a_user_with_one_a_fair_share_of_a_core() {
+    let _one = alone();
+    let name = "a_user_with_eight_busy_programs_leaves_a_user_with_one_a_fair_share_of_a_core";
+    if !is_root(name) {
+        return;
+    }
+    if sched_getaffinity(None).unwrap().count() < 2 {
+        return pushgate_tests::skip(&format!("{name}: one core, where the programs take the engines' time"));
+    }
+    let server = server_with(|o| {
+        o.users = Users::Any;
+        (o.quota, o.max_clients, o.cpus) = (PLENTY, 200, vec![core()]);
+    });
+    let (many, one) = (Role::start(A, "busy 8", &server), Role::start(B, "busy 1", &server));
+    assert_eq!((many.line(), one.line()), ("busy".into(), "busy".into()));
+    let of = |uid| -> UserUsage {
+        let all = usage(&server.path, None).unwrap().users;
+        *all.iter().find(|user| user.uid == uid).unwrap()
+    };
+    until("the first user stands back", || of(A).nice >= 7 && of(B).nice == 0);
+    // Threads that have just become heavier make up for the past.
+    std::thread::sleep(Duration::from_millis(500));
+    let before = [of(A), of(B)].map(|user| user.cpu_ns);
+    until("time", || of(B).cpu_ns - before[1] > 500_000_000);
+    let [many_ns, one_ns] = [of(A).cpu_ns - before[0], of(B).cpu_ns - before[1]];
+    let share = one_ns as f64 / (many_ns + one_ns) as f64;
+    eprintln!("shares of a core: {:.3} for 8 busy programs, {share:.3} for one", 1.0 - share);
+    // Without nice values it is a ninth.
+    assert!((0.25..0.75).contains(&share), "{share}");
+    // A user alone stands back behind nobody.
+    one.end();
+    until("the first user is alone", || of(A).nice == 0);
+    many.end();
+}
