@@ -95,13 +95,14 @@ while read -r kind sum path; do
     case "$path" in */*) folder "${path%/*}" ;; esac
     case "$kind" in
     f)
-        if [ "$path" = share/systemd/user/pushgate-proxy.service ]; then
+        case "$path" in
+        */pushgate-proxy.service)
             sed "s|/usr/bin/pushgate|$prefix/bin/pushgate|" "$here/files/$path" >"$own/part"
             sum=$(sha256sum <"$own/part")
             sum=${sum%% *}
-        else
-            cp "$here/files/$path" "$own/part"
-        fi
+            ;;
+        *) cp "$here/files/$path" "$own/part" ;;
+        esac
         case "$path" in
         bin/*) chmod 755 "$own/part" ;;
         *) chmod 644 "$own/part" ;;

@@ -12,7 +12,9 @@ for prefix in /usr/local /opt/push\ gate /root/.local; do
     *\ *) "$prefix/bin/pushgate" --version ;;
     *) use "$prefix" "$prefix/lib" ;;
     esac
-    grep -q "ExecStart=$prefix/bin/pushgate proxy" "$prefix/share/systemd/user/pushgate-proxy.service" || fail "the unit"
+    for units in share/systemd/user lib/systemd/system; do
+        grep -q "ExecStart=$prefix/bin/pushgate proxy" "$prefix/$units/pushgate-proxy.service" || fail "the unit"
+    done
     # A user's file in a folder of the package stays, and so does the folder.
     echo mine >"$prefix/include/pushgate/mine.h"
     "$prefix/lib/pushgate/uninstall.sh"

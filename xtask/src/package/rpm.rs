@@ -32,6 +32,7 @@ const NOT_OWNED: &[&str] = &[
     "include",
     "lib",
     "lib/systemd",
+    "lib/systemd/system",
     "lib/udev",
     "lib/udev/rules.d",
     "lib64",

@@ -37,8 +37,11 @@ const FOLDERS: &[(&str, &str)] = &[
     ("examples/pytorch", "share/doc/pushgate/examples/pytorch"),
 ];
 
-/// Units of systemd for users.
+/// Units of systemd, for users and for the system alike: `packaging/` has those for users, `packaging/system/` the others.
 const UNITS: [&str; 2] = ["pushgate-proxy.service", "pushgate-proxy.socket"];
+
+/// Folder of systemd's units for the system, below every prefix in which systemd looks.
+const SYSTEM_UNITS: &str = "lib/systemd/system";
 
 /// Where things lie that each distribution puts elsewhere, below the prefix.
 pub struct Layout {
@@ -77,6 +80,7 @@ impl Tree<'_> {
         }
         for unit in UNITS {
             put(&root.join(layout.units).join(unit), &self.read(&format!("packaging/{unit}"))?)?;
+            put(&root.join(SYSTEM_UNITS).join(unit), &self.read(&format!("packaging/system/{unit}"))?)?;
         }
         self.module(&root.join(format!("src/pushgate-{VERSION}")))?;
         self.c_library(layout, natives)?;
