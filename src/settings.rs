@@ -8,6 +8,7 @@
 mod choices;
 mod load;
 mod parse;
+mod plugin;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -80,10 +81,15 @@ pub struct Key {
 }
 
 impl Key {
-    /// The key of this name, with `-` or `_` alike.
+    /// The key of this name, of a program's settings or the NCCL plugin's, with `-` or `_` alike.
     pub fn of(name: &str) -> Option<&'static Key> {
         let name = name.replace('-', "_");
-        Settings::KEYS.iter().find(|key| key.name == name)
+        PluginSettings::keys().find(|key| key.name == name)
+    }
+
+    /// Whether the NCCL plugin alone has it ([`PluginSettings`]).
+    pub fn is_plugins(&self) -> bool {
+        self.group == Group::Nccl
     }
 
     /// Its name as a flag, without the dashes.
@@ -113,37 +119,40 @@ impl Key {
 }
 
 macro_rules! settings {
-    ($($(#[doc = $doc:literal])+
+    ($(#[$about:meta])+ $settings:ident $(extends $base:ident: $all:ty)?;
+     $($(#[doc = $doc:literal])+
        $name:ident: $type:ty = $default:literal, $parse:expr, $allowed:literal, $unit:literal, $group:ident;)+) => {
-        /// The settings of a program.
-        ///
-        /// Every field can also be set by its name, with [`Settings::set`]. Two are equal if all values are,
-        /// wherever these come from.
+        $(#[$about])+
         #[derive(Clone, Debug)]
         #[non_exhaustive]
-        pub struct Settings {
+        pub struct $settings {
+            $(
+                /// Those of every program.
+                pub $base: $all,
+            )?
             $($(#[doc = $doc])+ pub $name: $type,)+
             /// Where values come from that a source set, with the value as text at that time.
             pub(crate) origins: BTreeMap<&'static str, (String, Origin)>,
         }
 
-        impl Default for Settings {
+        impl Default for $settings {
             fn default() -> Self {
-                Settings {
+                $settings {
+                    $($base: Default::default(),)?
                     $($name: ($parse)($default).expect("defaults are allowed"),)+
                     origins: BTreeMap::new(),
                 }
             }
         }
 
-        impl PartialEq for Settings {
+        impl PartialEq for $settings {
             fn eq(&self, other: &Self) -> bool {
-                $(self.$name == other.$name)&&+
+                $(self.$base == other.$base &&)? $(self.$name == other.$name)&&+
             }
         }
 
-        impl Settings {
-            /// Every setting.
+        impl $settings {
+            /// Every setting that this structure has itself.
             pub const KEYS: &'static [Key] = &[$(Key {
                 name: stringify!($name),
                 help: concat!($($doc),+),
@@ -155,7 +164,7 @@ macro_rules! settings {
                 kind: stringify!($type),
             },)+];
 
-            /// Sets the field of a key. False, and nothing changed, if the value is not allowed.
+            /// Sets the field of a key of [`Self::KEYS`]. False, and nothing changed, if the value is not allowed.
             fn put(&mut self, key: &Key, value: &str) -> bool {
                 match key.name {
                     $(stringify!($name) => ($parse)(value).map(|value| self.$name = value).is_some(),)+
@@ -163,16 +172,68 @@ macro_rules! settings {
                 }
             }
 
-            /// Every setting with its value, as text that [`Settings::set`] takes.
-            pub fn each(&self) -> Vec<(&'static Key, String)> {
+            /// The settings of [`Self::KEYS`] with their values.
+            fn own(&self) -> Vec<(&'static Key, String)> {
                 let values = [$(Value::text(&self.$name, $unit),)+];
                 Self::KEYS.iter().zip(values).collect()
+            }
+
+            fn set_own(&mut self, key: &'static Key, value: &str, origin: Origin) -> Result<()> {
+                if !self.put(key, value) {
+                    return Err(Error::config(&key.flag(), value, key.allowed).from_origin(origin));
+                }
+                self.origins.insert(key.name, (self.text(key), origin));
+                Ok(())
+            }
+
+            /// Sets one by its name, with `-` or `_` alike. An unknown name and a value that is not allowed are refused.
+            pub fn set(&mut self, name: &str, value: &str) -> Result<()> {
+                self.set_named(name, value, Origin::Program)
+            }
+
+            /// Sets one that a flag of the command line gives. `name` is the flag's, without the dashes.
+            pub fn set_flag(&mut self, name: &str, value: &str) -> Result<()> {
+                let flag = Key::of(name).map_or_else(|| name.to_owned(), Key::flag);
+                self.set_named(name, value, Origin::Flag(format!("--{flag}")))
+            }
+
+            /// The value of a setting, as text that [`Self::set`] takes. Empty for a key that these settings do not have.
+            pub fn text(&self, key: &Key) -> String {
+                let found = self.each().into_iter().find(|(other, _)| other.name == key.name);
+                found.map_or(String::new(), |(_, value)| value)
+            }
+
+            /// Where the value of a setting comes from.
+            pub fn origin(&self, key: &Key) -> Origin {
+                let value = self.text(key);
+                match self.set_by(key) {
+                    Some((set, origin)) if *set == value => origin.clone(),
+                    None if value == key.default => Origin::Default,
+                    // A field was written since.
+                    _ => Origin::Program,
+                }
+            }
+
+            /// The error for a value that is allowed but can't be used here. `name` is a setting's, `allowed` says what
+            /// could be used.
+            ///
+            /// # Panics
+            ///
+            /// If there is no such setting.
+            pub fn refused(&self, name: &str, allowed: impl ToString) -> Error {
+                let key = Key::of(name).unwrap_or_else(|| panic!("{name} is no setting"));
+                Error::config(&key.flag(), self.text(key), allowed).from_origin(self.origin(key))
             }
         }
     };
 }
 
 settings! {
+    /// The settings of a program.
+    ///
+    /// Every field can also be set by its name, with [`Settings::set`]. Two are equal if all values are,
+    /// wherever these come from. The NCCL plugin has more: [`PluginSettings`].
+    Settings;
     /// What runs the kernels: a GPU where one is usable, else the CPU
     device: DeviceChoice = "auto", choice, "auto, cpu or cuda", "", Device;
     /// Where the payload lands
@@ -205,22 +266,12 @@ settings! {
     drive: DriveChoice = "auto", choice, "auto, thread or caller", "", Proxy;
     /// A queue pair in which nothing has moved for this long, while something should, is reported to the log, once for each stall; 0: never
     stall_report: Duration = "30s", time_or_0, "0 or 1ms to 24h, as in 500ms, 30s, 2min or 1h; a number alone is milliseconds", "ms", Proxy;
-    /// The NCCL plugin's way for GPU memory: pushed into the window, pulled by the NIC, or pushed to host memory by NCCL's kernels (bounce)
-    path: NetPath = "auto", choice, "auto, push, pull or bounce", "", Nccl;
-    /// Where messages for GPU memory arrive over RDMA, in the NCCL plugin: in that memory, or in host memory, out of which the GPU pulls
-    landing: NetLanding = "auto", choice, "auto, gpu or host", "", Nccl;
-    /// Another profiler for NCCL, as NCCL's Inspector, to which the NCCL plugin passes every event: NCCL loads one profiler alone, and the plugin is that one
-    profiler_plugin: PathBuf = "none", path, "none, a library's path, or a name as NCCL_PROFILER_PLUGIN takes it", "", Nccl;
     /// Core of the proxy's thread; auto pins only where there are cores to spare
     proxy_cpu: AutoOr<usize> = "auto", auto_or_none, "auto, none or a core's number", "", Proxy;
     /// Payload ring of a queue pair
     window_size: u64 = "1M", window_size(64), "a power of two, 64 to 512M; bytes, K, M and G are 1024-based", "bytes", Window;
     /// The most memory that one end of a queue pair may make for its window, rings and control words, all of which a device keeps in place; a queue pair that would need more is refused
     peer_memory: u64 = "2G", size(64 << 10), "64K to 1024G; bytes, K, M and G are 1024-based", "bytes", Window;
-    /// Payload ring of a connection of the NCCL plugin
-    net_window_size: u64 = "4M", window_size(64 << 10), "a power of two, 64K to 512M; bytes, K, M and G are 1024-based", "bytes", Nccl;
-    /// NCCL's RMA table, by which kernels use NCCL's device API
-    net_rma: bool = "false", switch, "true or false", "", Nccl;
     /// WQE slots of a queue pair
     slots: u64 = "1024", power_of_two, "a power of two, 2 to 65536", "", QueuePair;
     /// Receives of a queue pair
@@ -275,61 +326,48 @@ settings! {
     tcp_streams: u32 = "1", number(1, 16), "1 to 16", "", Tcp;
     /// Payload over tcp carries a checksum beside TCP's own
     tcp_checksum: bool = "false", switch, "true or false", "", Tcp;
-    /// Threads of the NCCL plugin for each GPU that carry its connections over tcp; 0: NCCL's own threads do; auto: one for every four cores that the process may use, at most 8
-    net_tcp_threads: AutoOr<usize> = "auto", auto_or_number(0, 16), "auto or 0 to 16", "", Nccl;
     /// What moves bytes over tcp; auto: io_uring where it is allowed and a short transfer over loopback was faster with it
     tcp_io: TcpIo = "auto", choice, "auto, io-uring or socket", "", Tcp;
     /// How the engine hears of RDMA completions; auto: events where it may sleep
     cq_events: CqEvents = "auto", choice, "auto, poll or event", "", Rdma;
 }
 
+settings! {
+    /// The settings of the NCCL plugin: those of every program, and the plugin's own.
+    ///
+    /// Files and variables of one host hold both: programs check the plugin's own and pass them over.
+    PluginSettings extends common: Settings;
+    /// The NCCL plugin's way for GPU memory: pushed into the window, pulled by the NIC, or pushed to host memory by NCCL's kernels (bounce)
+    path: NetPath = "auto", choice, "auto, push, pull or bounce", "", Nccl;
+    /// Where messages for GPU memory arrive over RDMA, in the NCCL plugin: in that memory, or in host memory, out of which the GPU pulls
+    landing: NetLanding = "auto", choice, "auto, gpu or host", "", Nccl;
+    /// Another profiler for NCCL, as NCCL's Inspector, to which the NCCL plugin passes every event: NCCL loads one profiler alone, and the plugin is that one
+    profiler_plugin: PathBuf = "none", path, "none, a library's path, or a name as NCCL_PROFILER_PLUGIN takes it", "", Nccl;
+    /// Payload ring of a connection of the NCCL plugin
+    net_window_size: u64 = "4M", window_size(64 << 10), "a power of two, 64K to 512M; bytes, K, M and G are 1024-based", "bytes", Nccl;
+    /// NCCL's RMA table, by which kernels use NCCL's device API
+    net_rma: bool = "false", switch, "true or false", "", Nccl;
+    /// Threads of the NCCL plugin for each GPU that carry its connections over tcp; 0: NCCL's own threads do; auto: one for every four cores that the process may use, at most 8
+    net_tcp_threads: AutoOr<usize> = "auto", auto_or_number(0, 16), "auto or 0 to 16", "", Nccl;
+}
+
 impl Settings {
-    /// Sets one by its name, with `-` or `_` alike. An unknown name and a value that is not allowed are refused.
-    pub fn set(&mut self, name: &str, value: &str) -> Result<()> {
+    /// Every setting with its value, as text that [`Settings::set`] takes.
+    pub fn each(&self) -> Vec<(&'static Key, String)> {
+        self.own()
+    }
+
+    fn set_by(&self, key: &Key) -> Option<&(String, Origin)> {
+        self.origins.get(key.name)
+    }
+
+    fn set_named(&mut self, name: &str, value: &str, origin: Origin) -> Result<()> {
         let key = Key::of(name).ok_or_else(|| load::unknown(name.into(), Origin::Program))?;
-        self.set_from(key, value, Origin::Program)
-    }
-
-    /// Sets one that a flag of the command line gives. `name` is the flag's, without the dashes.
-    pub fn set_flag(&mut self, name: &str, value: &str) -> Result<()> {
-        let key = Key::of(name).ok_or_else(|| load::unknown(name.into(), Origin::Program))?;
-        self.set_from(key, value, Origin::Flag(format!("--{}", key.flag())))
-    }
-
-    fn set_from(&mut self, key: &'static Key, value: &str, origin: Origin) -> Result<()> {
-        if !self.put(key, value) {
-            return Err(Error::config(&key.flag(), value, key.allowed).from_origin(origin));
+        if key.is_plugins() {
+            let allowed = "nothing here: the NCCL plugin alone has this setting";
+            return Err(Error::config(&key.flag(), value, allowed).from_origin(origin));
         }
-        self.origins.insert(key.name, (self.text(key), origin));
-        Ok(())
-    }
-
-    /// The value of a setting, as text that [`Settings::set`] takes.
-    pub fn text(&self, key: &Key) -> String {
-        let found = self.each().into_iter().find(|(other, _)| other.name == key.name);
-        found.map_or(String::new(), |(_, value)| value)
-    }
-
-    /// Where the value of a setting comes from.
-    pub fn origin(&self, key: &Key) -> Origin {
-        let value = self.text(key);
-        match self.origins.get(key.name) {
-            Some((set, origin)) if *set == value => origin.clone(),
-            None if value == Settings::default().text(key) => Origin::Default,
-            // A field was written since.
-            _ => Origin::Program,
-        }
-    }
-
-    /// The error for a value that is allowed but can't be used here. `name` is a setting's, `allowed` says what
-    /// could be used.
-    ///
-    /// # Panics
-    ///
-    /// If there is no such setting.
-    pub fn refused(&self, name: &str, allowed: impl ToString) -> Error {
-        let key = Key::of(name).unwrap_or_else(|| panic!("{name} is no setting"));
-        Error::config(&key.flag(), self.text(key), allowed).from_origin(self.origin(key))
+        self.set_own(key, value, origin)
     }
 
     /// Adds where the value comes from to an error that refuses the value of a setting. Leaves every other error as

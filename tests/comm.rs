@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pushgate::ranks::{Environment, Given};
-use pushgate::settings::Transport;
+use pushgate::settings::{PluginSettings, Transport};
 use pushgate::{Comm, Context, Error, Membership, QpConfig, Result, Settings, UniqueId};
 use pushgate_driver_shim::fdpass::recv_message;
 use pushgate_tests::{hang, patience};
@@ -350,7 +350,7 @@ impl Rank {
     fn start(job: &str) -> Rank {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "role", "--ignored", "--nocapture", "--test-threads=1"]);
-        for key in Settings::KEYS {
+        for key in PluginSettings::keys() {
             command.env_remove(key.variable());
         }
         command.env("COMM_JOB", job).stdin(Stdio::piped()).stdout(Stdio::piped());

@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Instant;
 
-use pushgate::Settings;
+use pushgate::settings::PluginSettings;
 use pushgate_proxy::door::{Purpose, Secret, Terms, dial};
 use pushgate_tests::hang;
 use serde_json::Value;
@@ -14,7 +14,7 @@ const SECRET: &str = "a secret that both hosts know";
 
 fn command(secret: Option<&str>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pushgate"));
-    for key in Settings::KEYS {
+    for key in PluginSettings::keys() {
         command.env_remove(key.variable());
     }
     command

@@ -10,7 +10,7 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 fn refused(args: &[&str], config: Option<&str>) -> String {
     let mut command = Command::new("sh");
     command.args(["-c", "ulimit -v 4194304; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_pushgate")]).args(args);
-    for key in pushgate::Settings::KEYS {
+    for key in pushgate::settings::PluginSettings::keys() {
         command.env_remove(key.variable());
     }
     command.env_remove("PUSHGATE_CONFIG").env_remove("PUSHGATE_LOG").env_remove("PUSHGATE_PROBE_FILE");

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use pushgate::Settings;
+use pushgate::settings::PluginSettings;
 use pushgate_pcie_model::findings::{Device, Findings, Transfer};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -36,7 +36,7 @@ impl Drop for Folder {
 fn probe(folder: &Folder, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pushgate"));
     command.args(["probe", "--device", "cpu"]).args(args);
-    for key in Settings::KEYS {
+    for key in PluginSettings::keys() {
         command.env_remove(key.variable());
     }
     command.env_remove("PUSHGATE_CONFIG").env_remove("PUSHGATE_LOG").env_remove("PUSHGATE_PROBE_FILE");

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use pushgate::Settings;
+use pushgate::settings::PluginSettings;
 use roxmltree::{Document, ParsingOptions};
 
 fn limit() -> Duration {
@@ -36,7 +36,7 @@ fn pushgate(folder: &Folder, args: &[&str]) -> Command {
         .current_dir(&folder.0)
         .env("XDG_CACHE_HOME", folder.0.join("cache"))
         .stdin(Stdio::null());
-    for key in Settings::KEYS {
+    for key in PluginSettings::keys() {
         command.env_remove(key.variable());
     }
     command.env_remove("PUSHGATE_CONFIG").env_remove("PUSHGATE_LOG").env_remove("PUSHGATE_PROBE_FILE");

@@ -200,12 +200,12 @@ pub unsafe extern "C" fn pushgate_context_setting(
         let context = table::get::<Context>(context)?;
         // SAFETY: the header's rules for pointers, which the program keeps.
         let name = unsafe { text("name", name)? };
-        let key = Key::of(name).ok_or_else(|| {
-            Failure::new(
-                PUSHGATE_E_UNKNOWN_SETTING,
-                format!("unknown setting `{name}`: `pushgate config` lists the settings"),
-            )
-        })?;
+        let unknown =
+            |why: &str| Failure::new(PUSHGATE_E_UNKNOWN_SETTING, format!("unknown setting `{name}`: {why}"));
+        let key = Key::of(name).ok_or_else(|| unknown("`pushgate config` lists the settings"))?;
+        if key.is_plugins() {
+            return Err(unknown("the NCCL plugin alone has it"));
+        }
         // SAFETY: as above.
         unsafe { put_text(&context.settings().text(key), buffer, size, needed) }
     })

@@ -263,6 +263,8 @@ static void a_context(void)
 	REFUSE(ARGUMENT, pushgate_context_setting(context, NULL, text, sizeof text, NULL));
 	REFUSE(ARGUMENT, pushgate_context_setting(context, "\xc3", text, sizeof text, NULL));
 	REFUSE(UNKNOWN_SETTING, pushgate_context_setting(context, "slotz", text, sizeof text, NULL));
+	/* The NCCL plugin's alone. */
+	REFUSE(UNKNOWN_SETTING, pushgate_context_setting(context, "path", text, sizeof text, NULL));
 	REFUSE(ARGUMENT, pushgate_context_setting(context, "slots", NULL, 1, NULL));
 	DO(pushgate_context_setting(context, "slots", text, sizeof text, &needed));
 	TRUE(strcmp(text, "1024") == 0 && needed == 5);

@@ -377,8 +377,12 @@ impl NewEnd {
                 let events = !polled && !settings.no_imm;
                 // Memory that messages are sent out of is never written by the peer.
                 let regions_written = role == Role::Receive;
-                let mut config =
-                    Config { events, posted_receives: posted, regions_written, ..Config::from(settings) };
+                let mut config = Config {
+                    events,
+                    posted_receives: posted,
+                    regions_written,
+                    ..Config::from(&settings.common)
+                };
                 config.traffic_class = class.unwrap_or(config.traffic_class);
                 let allocate = &mut |name: &str, bytes| runtime.memory(name, bytes, HugePages::Never);
                 let opening = VerbsOpening::new(device, &config, own.geometry, own.window.clone(), allocate)?;
@@ -578,7 +582,7 @@ fn open_tcp(runtime: &Runtime, own: &Own) -> Result<Opening> {
     }
     let settings = &runtime.loaded.settings;
     let posted_receives = own.posts && own.role == Role::Receive;
-    let config = tcp::Config { posted_receives, ..tcp::Config::from(settings) };
+    let config = tcp::Config { posted_receives, ..tcp::Config::from(&settings.common) };
     let meeting = runtime.tcp()?.meeting(own.role == Role::Send, &own.lane.readiness);
     let opening = TcpOpening::new(config, own.geometry, own.window.clone(), meeting)
         .map_err(|why| Failure::new(Code::System, why))?;

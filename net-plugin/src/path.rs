@@ -3,8 +3,7 @@
 
 use std::sync::{Arc, Mutex, Once};
 
-use pushgate::Settings;
-use pushgate::settings::{NetPath, QpKind};
+use pushgate::settings::{NetPath, PluginSettings, QpKind};
 use pushgate_driver_shim::abi;
 use pushgate_gpu_kernels::DeviceChoice;
 use pushgate_pcie_model::findings::Findings;
@@ -52,10 +51,10 @@ impl Opened {
     pub fn new(
         index: u32,
         device: Option<&Arc<Device>>,
-        settings: &Settings,
+        settings: &PluginSettings,
         told: Option<Told>,
     ) -> Result<Opened> {
-        let Settings { path, landing, .. } = *settings;
+        let PluginSettings { path, landing, .. } = *settings;
         let gpu = Gpu::open(index)?;
         let (rdma, why) = match device {
             None => (None, format!("{OVER_LOCAL} ({})", gpu.describe())),
@@ -138,7 +137,7 @@ const SILENT: &str = "NCCL before 2.28 does not tell when it launches kernels, s
 impl Choice {
     /// Chooses by the settings and by what the host has. `device` is the RDMA device, if there is one and the settings use
     /// it.
-    pub fn of(settings: &Settings, device: Option<&Arc<Device>>) -> Result<Choice> {
+    pub fn of(settings: &PluginSettings, device: Option<&Arc<Device>>) -> Result<Choice> {
         let bounce = |why: &str| Ok(Choice { gpu: None, told: None, why: format!("path bounce: {why}") });
         let refused = |allowed: &str| Err(settings.refused("path", allowed).into());
         match (settings.path, settings.qp) {

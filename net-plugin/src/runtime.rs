@@ -9,8 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use pushgate::Settings;
-use pushgate::settings::{AutoOr, DriveChoice, ProxyPlace, QpKind, WindowKind};
+use pushgate::settings::{AutoOr, DriveChoice, PluginSettings, ProxyPlace, QpKind, WindowKind};
 use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::memory::{HugePages, SharedMemory};
@@ -33,7 +32,7 @@ use crate::watch::Watch;
 
 /// What the first init has read.
 pub struct Loaded {
-    pub settings: Settings,
+    pub settings: PluginSettings,
     pub identity: Identity,
     /// The RDMA device for `verbs` queue pairs.
     pub rdma: Option<Arc<Device>>,
@@ -129,7 +128,7 @@ impl Lane {
 impl Loaded {
     /// Reads the settings, opens what they name, and tells NCCL's log.
     pub fn new() -> Result<Self> {
-        let settings = Settings::load()?;
+        let settings = PluginSettings::load()?;
         settings.check()?;
         if settings.proxy == ProxyPlace::Process {
             return Err(settings.refused("proxy", "thread in the NCCL plugin").into());
@@ -246,7 +245,7 @@ fn cores() -> usize {
 }
 
 /// How many threads carry a GPU's connections over TCP; 0: NCCL's own do. With fewer than four cores NCCL's threads need them.
-fn tcp_threads(settings: &Settings, cores: usize) -> usize {
+fn tcp_threads(settings: &PluginSettings, cores: usize) -> usize {
     match (settings.net_tcp_threads, settings.drive) {
         (AutoOr::Is(threads), _) => threads,
         (_, DriveChoice::Caller) => 0,
@@ -263,8 +262,8 @@ impl Runtime {
 
     /// Makes a runtime for tests over `local`, without a GPU: the default settings with a window of `window` bytes, behind
     /// what `change` does to them.
-    pub fn of_a_test_with(window: u64, change: impl FnOnce(&mut Settings)) -> Arc<Self> {
-        let mut settings = Settings::default();
+    pub fn of_a_test_with(window: u64, change: impl FnOnce(&mut PluginSettings)) -> Arc<Self> {
+        let mut settings = PluginSettings::default();
         settings.net_window_size = window;
         change(&mut settings);
         let properties = Properties::local(false);
@@ -433,7 +432,7 @@ mod tests {
     #[test]
     fn with_few_cores_or_where_the_caller_is_to_drive_no_thread_is_started_for_tcp() {
         let of = |drive, threads, cores| {
-            let mut settings = Settings::default();
+            let mut settings = PluginSettings::default();
             (settings.drive, settings.net_tcp_threads) = (drive, threads);
             tcp_threads(&settings, cores)
         };

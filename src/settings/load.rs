@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use pushgate_driver_shim::file::read_text;
 use toml::de::{DeTable, DeValue};
 
-use super::{Key, Origin, Settings};
+use super::{Key, Origin, PluginSettings, Settings};
 use crate::error::{Error, Result};
 
 /// What every variable of ours begins with.
@@ -29,84 +29,135 @@ const OTHERS: [&str; 13] = [
     "SKIP_LOG",
 ];
 
+/// Settings that a file and the environment may set.
+trait Takes {
+    /// Takes the value of a setting of any kind.
+    fn take(&mut self, key: &'static Key, value: &str, origin: Origin) -> Result<()>;
+}
+
+impl Takes for Settings {
+    fn take(&mut self, key: &'static Key, value: &str, origin: Origin) -> Result<()> {
+        match key.is_plugins() {
+            // Of no effect here: the host has one file, and programs may have one environment with NCCL's. Refused is what the
+            // plugin would refuse.
+            true => PluginSettings::default().set_own(key, value, origin),
+            false => self.set_own(key, value, origin),
+        }
+    }
+}
+
+impl Takes for PluginSettings {
+    fn take(&mut self, key: &'static Key, value: &str, origin: Origin) -> Result<()> {
+        match key.is_plugins() {
+            true => self.set_own(key, value, origin),
+            false => self.common.take(key, value, origin),
+        }
+    }
+}
+
 impl Settings {
     /// Defaults, then the TOML file (`PUSHGATE_CONFIG`, else /etc/pushgate.toml if it is there), then the
-    /// environment. Refuses a setting that is unknown or not allowed, and says where it stands.
+    /// environment. Refuses a setting that is unknown or not allowed, and says where it stands. Settings of the NCCL plugin alone are
+    /// checked and passed over.
     pub fn load() -> Result<Self> {
-        let mut settings = Settings::default();
-        let named = std::env::var_os("PUSHGATE_CONFIG").map(PathBuf::from);
-        let path = named.clone().unwrap_or("/etc/pushgate.toml".into());
-        match read_text(&path) {
-            Ok(text) => settings.apply_toml(&text, &path.display().to_string())?,
-            Err(e) if named.is_none() && e.kind() == std::io::ErrorKind::NotFound => {}
-            Err(e) => {
-                let from = if named.is_some() { " (from PUSHGATE_CONFIG)" } else { "" };
-                return Err(Error::io(format!("cannot read the settings file {}{from}", path.display()))(e));
-            }
-        }
-        settings.apply_environment(std::env::vars_os())?;
-        Ok(settings)
+        load()
     }
 
     /// Takes in TOML text; `file` names it in errors. The first line in the file that is wrong is refused.
     pub fn apply_toml(&mut self, text: &str, file: &str) -> Result<()> {
-        let table = DeTable::parse(text)
-            .map_err(|e| Error::SettingsFile { path: file.into(), why: e.to_string().trim_end().into() })?;
-        let mut entries: Vec<_> = table.into_inner().into_iter().collect();
-        entries.sort_by_key(|(name, _)| name.span().start);
-        for (name, value) in entries {
-            let line = 1 + text[..name.span().start].matches('\n').count();
-            let origin = Origin::File { path: file.into(), line };
-            let Some(key) = Key::of(name.get_ref()) else {
-                return Err(unknown(name.get_ref().to_string(), origin));
-            };
-            // As it stands there: what is no setting's value, as an array, none of them allows.
-            let written = &text[value.span()];
-            let value = match value.get_ref() {
-                DeValue::String(text) => text.to_string(),
-                DeValue::Integer(n) => i64::from_str_radix(n.as_str(), n.radix())
-                    .map_or_else(|_| written.into(), |n| n.to_string()),
-                _ => written.into(),
-            };
-            self.set_from(key, &value, origin)?;
-        }
-        Ok(())
+        apply_toml(self, text, file)
+    }
+}
+
+impl PluginSettings {
+    /// As [`Settings::load`], with the plugin's own.
+    pub fn load() -> Result<Self> {
+        load()
     }
 
-    /// Takes in variables; those of others are passed over.
-    fn apply_environment(&mut self, variables: impl IntoIterator<Item = (OsString, OsString)>) -> Result<()> {
-        for (name, value) in variables {
-            let Some(rest) = name.as_bytes().strip_prefix(PREFIX.as_bytes()) else { continue };
-            if OTHERS.iter().any(|other| other.as_bytes() == rest) {
-                continue;
-            }
-            let name = name.to_string_lossy().into_owned();
-            let Some(key) = Self::KEYS.iter().find(|key| key.variable() == name) else {
-                return Err(unknown(name.clone(), Origin::Variable(name)));
-            };
-            let Some(value) = value.to_str() else {
-                let (value, allowed) = (value.to_string_lossy(), format!("{}, in UTF-8", key.allowed));
-                return Err(Error::config(&key.flag(), value, allowed).from_origin(Origin::Variable(name)));
-            };
-            self.set_from(key, value, Origin::Variable(name))?;
-        }
-        Ok(())
+    /// As [`Settings::apply_toml`], with the plugin's own.
+    pub fn apply_toml(&mut self, text: &str, file: &str) -> Result<()> {
+        apply_toml(self, text, file)
     }
+}
+
+fn load<T: Takes + Default>() -> Result<T> {
+    let mut settings = T::default();
+    let named = std::env::var_os("PUSHGATE_CONFIG").map(PathBuf::from);
+    let path = named.clone().unwrap_or("/etc/pushgate.toml".into());
+    match read_text(&path) {
+        Ok(text) => apply_toml(&mut settings, &text, &path.display().to_string())?,
+        Err(e) if named.is_none() && e.kind() == std::io::ErrorKind::NotFound => {}
+        Err(e) => {
+            let from = if named.is_some() { " (from PUSHGATE_CONFIG)" } else { "" };
+            return Err(Error::io(format!("cannot read the settings file {}{from}", path.display()))(e));
+        }
+    }
+    apply_environment(&mut settings, std::env::vars_os())?;
+    Ok(settings)
+}
+
+fn apply_toml(settings: &mut impl Takes, text: &str, file: &str) -> Result<()> {
+    let table = DeTable::parse(text)
+        .map_err(|e| Error::SettingsFile { path: file.into(), why: e.to_string().trim_end().into() })?;
+    let mut entries: Vec<_> = table.into_inner().into_iter().collect();
+    entries.sort_by_key(|(name, _)| name.span().start);
+    for (name, value) in entries {
+        let line = 1 + text[..name.span().start].matches('\n').count();
+        let origin = Origin::File { path: file.into(), line };
+        let Some(key) = Key::of(name.get_ref()) else {
+            return Err(unknown(name.get_ref().to_string(), origin));
+        };
+        // As it stands there: what is no setting's value, as an array, none of them allows.
+        let written = &text[value.span()];
+        let value = match value.get_ref() {
+            DeValue::String(text) => text.to_string(),
+            DeValue::Integer(n) => {
+                i64::from_str_radix(n.as_str(), n.radix()).map_or_else(|_| written.into(), |n| n.to_string())
+            }
+            _ => written.into(),
+        };
+        settings.take(key, &value, origin)?;
+    }
+    Ok(())
+}
+
+/// Takes in variables; those of others are passed over.
+fn apply_environment(
+    settings: &mut impl Takes,
+    variables: impl IntoIterator<Item = (OsString, OsString)>,
+) -> Result<()> {
+    for (name, value) in variables {
+        let Some(rest) = name.as_bytes().strip_prefix(PREFIX.as_bytes()) else { continue };
+        if OTHERS.iter().any(|other| other.as_bytes() == rest) {
+            continue;
+        }
+        let name = name.to_string_lossy().into_owned();
+        let Some(key) = PluginSettings::keys().find(|key| key.variable() == name) else {
+            return Err(unknown(name.clone(), Origin::Variable(name)));
+        };
+        let Some(value) = value.to_str() else {
+            let (value, allowed) = (value.to_string_lossy(), format!("{}, in UTF-8", key.allowed));
+            return Err(Error::config(&key.flag(), value, allowed).from_origin(Origin::Variable(name)));
+        };
+        settings.take(key, value, Origin::Variable(name))?;
+    }
+    Ok(())
 }
 
 /// The error for a setting that there is none of. `name` is as `origin` spells it.
 pub(super) fn unknown(name: String, origin: Origin) -> Error {
     let near = match &origin {
         Origin::Variable(_) => {
-            let settings = Settings::KEYS.iter().map(Key::variable);
+            let settings = PluginSettings::keys().map(Key::variable);
             nearest(
                 &name,
                 settings.chain(OTHERS.iter().map(|other| format!("{PREFIX}{other}"))),
                 PREFIX.len(),
             )
         }
-        Origin::Program | Origin::Flag(_) => nearest(&name, Settings::KEYS.iter().map(Key::flag), 0),
-        _ => nearest(&name, Settings::KEYS.iter().map(|key| key.name.into()), 0),
+        Origin::Program | Origin::Flag(_) => nearest(&name, PluginSettings::keys().map(Key::flag), 0),
+        _ => nearest(&name, PluginSettings::keys().map(|key| key.name.into()), 0),
     };
     Error::UnknownSetting { name, origin, near }
 }
@@ -156,7 +207,25 @@ mod tests {
     fn variable(name: &[u8], value: &[u8]) -> Result<Settings> {
         let mut settings = Settings::default();
         let os = |bytes: &[u8]| OsString::from_vec(bytes.into());
-        settings.apply_environment([(os(name), os(value))]).map(|()| settings)
+        apply_environment(&mut settings, [(os(name), os(value))]).map(|()| settings)
+    }
+
+    #[test]
+    fn the_plugin_refuses_an_unknown_variable_and_programs_a_wrong_value_of_the_plugins() {
+        let plugin = |name: &str, value: &str| {
+            let mut settings = PluginSettings::default();
+            apply_environment(&mut settings, [(name.into(), value.into())]).map(|()| settings)
+        };
+        let e = plugin("PUSHGATE_PATHS", "push").unwrap_err().to_string();
+        assert_eq!(
+            e,
+            "unknown setting `PUSHGATE_PATHS` (from the environment): did you mean `PUSHGATE_PATH`?"
+        );
+        let set = plugin("PUSHGATE_NET_WINDOW_SIZE", "8M").unwrap();
+        assert_eq!((set.net_window_size, plugin("PUSHGATE_SLOTS", "64").unwrap().slots), (8 << 20, 64));
+        let e = plugin("PUSHGATE_PATH", "smoke").unwrap_err().to_string();
+        assert_eq!(variable(b"PUSHGATE_PATH", b"smoke").unwrap_err().to_string(), e);
+        assert_eq!(variable(b"PUSHGATE_PATH", b"push").unwrap(), Settings::default());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
-use pushgate::Settings;
+use pushgate::settings::PluginSettings;
 use pushgate_tests::built::{example, scratch};
 use pushgate_tests::{pushgate, skip};
 use serde_json::Value;
@@ -32,7 +32,7 @@ fn folder() -> &'static Path {
 /// A program in an environment without settings.
 fn program(name: &str) -> Command {
     let mut command = Command::new(if name == "pushgate" { pushgate().to_path_buf() } else { example(name) });
-    for key in Settings::KEYS {
+    for key in PluginSettings::keys() {
         command.env_remove(key.variable());
     }
     for name in ["PUSHGATE_CONFIG", "PUSHGATE_LOG", "PUSHGATE_PROBE_FILE", "COLUMNS"] {
@@ -565,7 +565,7 @@ fn config_shows_value_source_and_unit() {
         .map(|line| line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect())
         .map(|cells: Vec<_>| (cells[0], cells))
         .collect();
-    assert_eq!(rows.len(), Settings::KEYS.len());
+    assert_eq!(rows.len(), PluginSettings::keys().count());
     let name = file.display().to_string();
     for (setting, value, source, unit) in [
         ("timeout", "120000", format!("{name}:2"), "ms"),

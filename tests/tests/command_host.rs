@@ -11,7 +11,7 @@ use std::process::{Child, ChildStderr, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use pushgate::Settings;
+use pushgate::settings::PluginSettings;
 use pushgate_doctor::CHECKS;
 use pushgate_tests::built::{example, pushgate, scratch};
 use pushgate_tests::{hang, skip, wait_until};
@@ -55,7 +55,7 @@ impl Drop for Folder {
 fn program(path: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(path);
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    for key in Settings::KEYS {
+    for key in PluginSettings::keys() {
         command.env_remove(key.variable());
     }
     for name in ["PUSHGATE_CONFIG", "PUSHGATE_LOG", "PUSHGATE_PROBE_FILE", "NOTIFY_SOCKET", "NO_COLOR"] {
@@ -338,7 +338,8 @@ fn a_setting_without_effect_is_a_warning() {
     let cores = rustix::thread::sched_getaffinity(None).unwrap();
     assert!(!cores.is_set(999), "this machine has a core 999");
     let bench = ["bench", "local", "--runs", "1", "--seconds", "0.001", "--bytes", "64"];
-    let ended_bench = run(&[&bench[..], &["--proxy-cpu", "999", "--ib-mtu", "1024"]].concat());
+    let ended_bench =
+        run(&[&bench[..], &["--proxy-cpu", "999", "--ib-mtu", "1024", "--path", "push"]].concat());
     assert_eq!(ended_bench.code, Some(0), "{}", ended_bench.stderr);
     let lines: Vec<_> = ended_bench.stderr.lines().filter(|line| line.starts_with("pushgate: ")).collect();
     assert_eq!(
@@ -346,7 +347,8 @@ fn a_setting_without_effect_is_a_warning() {
         "pushgate: warning: ib-mtu has no effect: queue pairs are local, which use no RDMA device"
     );
     let cores = "pushgate: warning: proxy-cpu 999 has no effect: this process may run on cores ";
-    assert!(lines[1].starts_with(cores) && lines.len() == 2, "{lines:?}");
+    assert!(lines[1].starts_with(cores) && lines.len() == 3, "{lines:?}");
+    assert_eq!(lines[2], "pushgate: warning: path has no effect: the NCCL plugin alone has this setting");
 
     let small = ["--ranks", "2", "--size", "1K", "--iters", "1", "--warmup", "0"];
     let ended = ended(allreduce(&[&small[..], &["--host", "10.0.0.1"]].concat()).output().unwrap());

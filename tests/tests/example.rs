@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use pushgate::Settings;
+use pushgate::settings::PluginSettings;
 use pushgate_tests::built::example;
 use pushgate_tests::{hang, patience, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
@@ -51,7 +51,7 @@ impl Run {
     fn start(name: &str, args: &[&str], env: &[(&str, &str)]) -> Run {
         let mut command = Command::new(example(name));
         command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        for key in Settings::KEYS {
+        for key in PluginSettings::keys() {
             command.env_remove(key.variable());
         }
         // These tests are not about waits within the program.

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use pushgate::Settings;
+use pushgate::settings::PluginSettings;
 use pushgate_tests::built::example;
 use pushgate_tests::{hang, wait_until};
 use serde_json::Value;
@@ -63,7 +63,7 @@ impl Hosts {
     fn command(&self, host: usize, program: &std::path::Path) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.names[host]]).arg(program);
-        for key in Settings::KEYS {
+        for key in PluginSettings::keys() {
             command.env_remove(key.variable());
         }
         command.env_remove("PUSHGATE_CONFIG").env_remove("PUSHGATE_LOG").env("PUSHGATE_SECRET", SECRET);

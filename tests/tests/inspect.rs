@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
+use pushgate::settings::PluginSettings;
 use pushgate::{Comm, Context, Launch, Module, QpConfig, Settings, upload_descriptors};
 use pushgate_tests::{hang, pushgate, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
@@ -116,7 +117,7 @@ fn two(job: &str, sends: u64, posted: bool, with: &[(&str, &str)]) -> [Rank; 2] 
 
 /// A program in an environment without settings.
 fn clear(command: &mut Command) {
-    for key in Settings::KEYS {
+    for key in PluginSettings::keys() {
         command.env_remove(key.variable());
     }
     command.env_remove("PUSHGATE_CONFIG").env_remove("PUSHGATE_LOG");

@@ -7,6 +7,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
+use pushgate::settings::PluginSettings;
 use pushgate::{Comm, Context, Launch, Module, QpConfig, Settings, WaitOutcome, upload_descriptors};
 use pushgate_tests::built::{example, scratch};
 use pushgate_tests::{children, hang, pushgate, wait_until};
@@ -117,7 +118,7 @@ fn two(job: &str, sends: u64, with: &[(&str, &str)]) -> [Rank; 2] {
 
 /// A program in an environment without settings.
 fn clear(command: &mut Command) {
-    for key in Settings::KEYS {
+    for key in PluginSettings::keys() {
         command.env_remove(key.variable());
     }
     command.env_remove("PUSHGATE_CONFIG").env_remove("PUSHGATE_LOG");

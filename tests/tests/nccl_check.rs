@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use pushgate::Settings;
+use pushgate::settings::PluginSettings;
 use pushgate_tests::built::scratch;
 use pushgate_tests::{hang, pushgate, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
@@ -57,7 +57,7 @@ impl Run {
                 command.env_remove(variable);
             }
         }
-        for key in Settings::KEYS {
+        for key in PluginSettings::keys() {
             command.env_remove(key.variable());
         }
         command

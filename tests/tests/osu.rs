@@ -5,7 +5,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use pushgate::Settings;
+use pushgate::settings::PluginSettings;
 use pushgate_tests::{hang, pushgate};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -27,7 +27,7 @@ fn alone() -> MutexGuard<'static, ()> {
 fn command(args: &[&str], env: &[(&str, &str)]) -> Command {
     let mut command = Command::new(pushgate());
     command.arg("bench").args(args).args(["--device", "cpu"]).stdin(Stdio::null());
-    for key in Settings::KEYS {
+    for key in PluginSettings::keys() {
         command.env_remove(key.variable());
     }
     command.env_remove("PUSHGATE_CONFIG").env_remove("PUSHGATE_LOG").envs(env.iter().copied());

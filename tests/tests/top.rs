@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-use pushgate::Settings;
+use pushgate::settings::PluginSettings;
 use pushgate_tests::built::{example, scratch};
 use pushgate_tests::{children, pushgate, skip, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// A program in an environment without settings.
 fn clear(command: &mut Command) {
-    for key in Settings::KEYS {
+    for key in PluginSettings::keys() {
         command.env_remove(key.variable());
     }
     command.env_remove("PUSHGATE_CONFIG").env_remove("PUSHGATE_LOG");

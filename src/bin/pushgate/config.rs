@@ -2,8 +2,7 @@
 
 use anyhow::Result;
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use pushgate::Settings;
-use pushgate::settings::Key;
+use pushgate::settings::{Key, PluginSettings};
 use serde_json::{Value, json};
 
 use crate::flags;
@@ -23,7 +22,7 @@ pub fn command(settings: impl Fn(Command) -> Command) -> Command {
 }
 
 pub fn run(m: &ArgMatches) -> Result<()> {
-    let settings = flags::load(m)?;
+    let settings = flags::load_plugins(m)?;
     if m.get_flag("json") {
         let all: Vec<Value> =
             settings.each().iter().map(|(key, value)| object(&settings, key, value)).collect();
@@ -42,7 +41,7 @@ pub fn run(m: &ArgMatches) -> Result<()> {
 }
 
 /// A time is shown in its unit, milliseconds.
-fn row(settings: &Settings, key: &'static Key, value: String) -> [String; 6] {
+fn row(settings: &PluginSettings, key: &'static Key, value: String) -> [String; 6] {
     let in_unit = |value: String| match key.number(&value) {
         Some(ms) if key.unit == "ms" => ms.to_string(),
         _ => value,
@@ -53,7 +52,7 @@ fn row(settings: &Settings, key: &'static Key, value: String) -> [String; 6] {
 }
 
 /// Numbers are in the setting's unit.
-fn object(settings: &Settings, key: &'static Key, value: &str) -> Value {
+fn object(settings: &PluginSettings, key: &'static Key, value: &str) -> Value {
     let typed = |value: &str| match (key.is_switch(), key.number(value)) {
         (true, _) => Value::from(value == "true"),
         (false, Some(number)) => number.into(),

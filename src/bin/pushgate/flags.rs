@@ -2,7 +2,7 @@
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use pushgate::settings::{Group, Key};
+use pushgate::settings::{Group, Key, PluginSettings};
 use pushgate::{Error, Settings};
 
 /// The settings that the doctor looks at.
@@ -69,7 +69,7 @@ fn matters(subcommand: &str, key: &Key) -> bool {
 /// these are taken as well, so that one set of flags fits all subcommands.
 pub fn settings(mut command: Command, completing: bool) -> Command {
     let name = command.get_name().to_owned();
-    for key in Settings::KEYS {
+    for key in PluginSettings::keys() {
         let help = format!("{} ({}) [default: {}]", key.help.trim(), key.allowed, key.default);
         let value = match key.unit {
             "bytes" => "BYTES",
@@ -106,10 +106,15 @@ pub fn help(command: Command) -> Command {
     command.arg(all.help("Print help with the settings that have no effect here"))
 }
 
-/// The settings in force: file, environment, and the flags of a subcommand.
+/// The settings in force of a program: file, environment, and the flags of a subcommand.
 pub fn load(m: &ArgMatches) -> Result<Settings, Error> {
-    let mut settings = Settings::load()?;
-    for key in Settings::KEYS {
+    load_plugins(m).map(|settings| settings.common)
+}
+
+/// The settings in force of the NCCL plugin.
+pub fn load_plugins(m: &ArgMatches) -> Result<PluginSettings, Error> {
+    let mut settings = PluginSettings::load()?;
+    for key in PluginSettings::keys() {
         if let Some(value) = m.get_one::<String>(&key.flag()) {
             settings.set_flag(key.name, value)?;
         }

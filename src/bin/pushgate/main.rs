@@ -31,6 +31,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{ArgMatches, Command};
+use pushgate::settings::{Key, PluginSettings};
 use pushgate::{Error, Settings};
 
 use flags::load as settings;
@@ -84,6 +85,13 @@ fn warned(m: &ArgMatches) -> Result<Settings, Error> {
     // A rank that a command started says nothing that the command has said.
     if [bench::ROLE, chaos::ROLE].iter().all(|role| std::env::var_os(role).is_none()) {
         settings.without_effect().iter().for_each(|said| eprintln!("pushgate: warning: {said}"));
+        let given = |key: &&Key| m.try_get_one::<String>(&key.flag()).is_ok_and(|value| value.is_some());
+        for key in PluginSettings::KEYS.iter().filter(given) {
+            eprintln!(
+                "pushgate: warning: {} has no effect: the NCCL plugin alone has this setting",
+                key.flag()
+            );
+        }
     }
     Ok(settings)
 }

@@ -11,6 +11,7 @@ use anyhow::{Result, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use pushgate::Settings;
 use pushgate::proxy::{Stop, Usage, run_as_process, usage};
+use pushgate::settings::PluginSettings;
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketType};
@@ -42,7 +43,7 @@ pub fn run(m: &ArgMatches, settings: &Settings) -> Result<ExitCode> {
     if m.get_flag("status") {
         return status(&usage(settings)?, &settings.proxy_socket.display(), m.get_flag("json"));
     }
-    for key in Settings::KEYS.iter().filter(|key| !flags::of_proxy(key)) {
+    for key in PluginSettings::keys().filter(|key| !flags::of_proxy(key)) {
         if let Ok(Some(_)) = m.try_get_one::<String>(&key.flag()) {
             eprintln!(
                 "pushgate proxy: warning: {} has no effect: each program brings its own settings",

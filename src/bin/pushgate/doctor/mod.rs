@@ -11,8 +11,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow};
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use pushgate::Settings;
-use pushgate::settings::{AutoOr, HugePages, Transport, WindowKind, WriteOrder};
+use pushgate::settings::{AutoOr, HugePages, PluginSettings, Transport, WindowKind, WriteOrder};
 use pushgate_doctor::{self as doctor, Roots, Wants};
 
 use crate::exit;
@@ -87,7 +86,7 @@ pub fn command(settings: impl Fn(Command) -> Command) -> Command {
 }
 
 /// What the settings ask of a host. Where they are wrong, the rest of them still counts.
-pub fn wants(settings: &Settings, told: Result<String, String>) -> Wants {
+pub fn wants(settings: &PluginSettings, told: Result<String, String>) -> Wants {
     Wants {
         verbs: settings.transports() == [Transport::Verbs],
         window: match settings.window {
@@ -117,12 +116,12 @@ pub fn wants(settings: &Settings, told: Result<String, String>) -> Wants {
 }
 
 /// The settings as far as they are right, and what is wrong with the rest.
-pub fn settings(m: &ArgMatches) -> (Settings, Result<String, String>) {
-    let (mut settings, mut told) = match Settings::load() {
+pub fn settings(m: &ArgMatches) -> (PluginSettings, Result<String, String>) {
+    let (mut settings, mut told) = match PluginSettings::load() {
         Ok(settings) => (settings, Ok("environment, file and flags hold allowed settings".to_string())),
-        Err(e) => (Settings::default(), Err(e.to_string())),
+        Err(e) => (PluginSettings::default(), Err(e.to_string())),
     };
-    for key in Settings::KEYS {
+    for key in PluginSettings::keys() {
         if let Some(value) = m.get_one::<String>(&key.flag())
             && let Err(e) = settings.set_flag(key.name, value)
         {
@@ -169,7 +168,7 @@ pub fn run(m: &ArgMatches) -> Result<ExitCode> {
     let archive = m.get_one::<PathBuf>("archive").map(|path| Ok::<_, anyhow::Error>((path, create(path)?)));
     let archive = archive.transpose()?;
     // An archive is looked at as its host was, unless a flag asks for something else.
-    let given = Settings::KEYS.iter().any(|key| matches!(m.try_get_one::<String>(&key.flag()), Ok(Some(_))));
+    let given = PluginSettings::keys().any(|key| matches!(m.try_get_one::<String>(&key.flag()), Ok(Some(_))));
     let wants = match &roots.answers {
         Some(answers) if !given => answers.wants().clone(),
         _ => {

@@ -22,6 +22,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use pushgate::settings::PluginSettings;
 use pushgate::settings::parse_size;
 use pushgate::{Error, Settings};
 use serde_json::json;
@@ -218,8 +219,7 @@ impl Run {
         let gpus: Vec<String> = (0..self.found.gpus as usize)
             .map(|index| named.get(index).filter(|gpu| !gpu.is_empty()).cloned().unwrap_or(index.to_string()))
             .collect();
-        let given = Settings::KEYS
-            .iter()
+        let given = PluginSettings::keys()
             .filter_map(|key| m.get_one::<String>(&key.flag()).map(|value| (key.variable(), value.clone())));
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let timeout = settings.timeout;

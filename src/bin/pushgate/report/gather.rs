@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, bail};
 use clap::ArgMatches;
-use pushgate::Settings;
+use pushgate::settings::PluginSettings;
 use pushgate_doctor::{self as doctor, Roots};
 use pushgate_pcie_model::findings::Findings;
 use pushgate_topology::{self as topology, Sysfs, nvml};
@@ -31,7 +31,7 @@ pub struct Facts {
     /// What the doctor says.
     pub doctor: doctor::Report,
     /// The settings in force, as far as they are right.
-    pub settings: Settings,
+    pub settings: PluginSettings,
     /// What is wrong with the rest.
     pub wrong_setting: Option<String>,
 }

@@ -410,7 +410,7 @@ fn versions(body: &mut Body, facts: &Facts) {
     if let Some(why) = &facts.wrong_setting {
         body.beware(&format!("the settings are refused: {why}. Those below are what is left of them."));
     }
-    let defaults = pushgate::Settings::default().each();
+    let defaults = pushgate::settings::PluginSettings::default().each();
     let rows: Vec<Vec<Cell>> = facts
         .settings
         .each()

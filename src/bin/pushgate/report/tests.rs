@@ -1,6 +1,6 @@
 //! Whole pages: every section, every figure, nothing but text from outside, and what is said of what is missing.
 
-use pushgate::Settings;
+use pushgate::settings::PluginSettings;
 use pushgate_doctor as doctor;
 use pushgate_pcie_model::findings::{Device, FORMAT, Findings, Line, Pair, Rate, Transfer, Writers};
 use pushgate_topology::{LinkState, Topology};
@@ -111,7 +111,7 @@ fn facts() -> Facts {
         doctor::Finding { check: "module", ..doctor::Finding::failed("", "not loaded", "modprobe pushgate") },
         doctor::Finding { check: "rdma-pfc", ..doctor::Finding::not_applicable("", "InfiniBand has none") },
     ];
-    let mut settings = Settings::default();
+    let mut settings = PluginSettings::default();
     settings.set("slots", "64").unwrap();
     Facts {
         date: "2026-02-01T08:00:00Z".into(),
@@ -226,7 +226,10 @@ fn a_whole_page_has_every_section_and_figure() {
     let checks = table(&p, "What the doctor found");
     assert_eq!([&checks[1][0], &checks[2][0], &checks[3][0]], ["module", "rdma-gid", "rdma-port"]);
     let set = table(&p, "Settings in force");
-    assert!(set.iter().any(|r| r[..3] == ["slots", "64", "set"]) && set.len() == Settings::KEYS.len() + 1);
+    assert!(
+        set.iter().any(|r| r[..3] == ["slots", "64", "set"])
+            && set.len() == PluginSettings::keys().count() + 1
+    );
 }
 
 #[test]
