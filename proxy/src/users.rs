@@ -1,11 +1,10 @@
 //! Users and groups of the system: which of them a proxy admits, and their numbers by their names.
 
 use std::collections::BTreeSet;
-use std::ffi::{CString, c_char, c_int, c_void};
+use std::ffi::{CString, c_char, c_int};
 use std::io;
+use std::mem::MaybeUninit;
 use std::ptr;
-
-use rustix::io::Errno;
 
 /// Who may use a proxy, besides the proxy's own user and root.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -94,71 +93,46 @@ pub(crate) fn overflow() -> u32 {
     text.trim().parse().unwrap_or(65534)
 }
 
-/// What Linux's C libraries have in common at the beginning of `struct passwd` and of `struct group`, whose third word is the
-/// number. Their own structures are no longer than this one.
-#[repr(C)]
-struct Entry {
-    name: *mut c_char,
-    password: *mut c_char,
-    number: u32,
-    rest: [*mut c_void; 8],
-}
-
-type Look = unsafe extern "C" fn(*const c_char, *mut Entry, *mut c_char, usize, *mut *mut Entry) -> c_int;
-
-// The names may come from any source of the system's (NSS), which the C library alone can ask; std links the C library anyway.
-unsafe extern "C" {
-    fn getpwnam_r(
-        name: *const c_char,
-        entry: *mut Entry,
-        text: *mut c_char,
-        n: usize,
-        found: *mut *mut Entry,
-    ) -> c_int;
-    fn getgrnam_r(
-        name: *const c_char,
-        entry: *mut Entry,
-        text: *mut c_char,
-        n: usize,
-        found: *mut *mut Entry,
-    ) -> c_int;
-}
-
-fn user(name: &str) -> io::Result<u32> {
-    look("user", name, getpwnam_r)
-}
-
-fn group(name: &str) -> io::Result<u32> {
-    look("group", name, getgrnam_r)
-}
-
-fn look(what: &str, name: &str, look: Look) -> io::Result<u32> {
+/// Calls one of the C library's functions that find an entry by its name, which may come from any source of the system's (NSS).
+/// The function has the name, the place of the entry, room for text, the room's size, and the place of what it finds; `number`
+/// is the entry's number.
+fn look<E>(
+    what: &str,
+    name: &str,
+    function: unsafe extern "C" fn(*const c_char, *mut E, *mut c_char, usize, *mut *mut E) -> c_int,
+    number: impl Fn(&E) -> u32,
+) -> io::Result<u32> {
     let none = || io::Error::new(io::ErrorKind::NotFound, format!("this host knows no {what} `{name}`"));
     let text = CString::new(name).map_err(|_| none())?;
     let mut room = 1 << 10;
     loop {
-        let mut entry = Entry {
-            name: ptr::null_mut(),
-            password: ptr::null_mut(),
-            number: u32::MAX,
-            rest: [ptr::null_mut(); 8],
-        };
+        let mut entry = MaybeUninit::<E>::uninit();
         let (mut strings, mut found) = (vec![0 as c_char; room], ptr::null_mut());
-        // SAFETY: the name ends with a zero byte. The call writes a structure that is no longer than `Entry`, at most `room`
-        // bytes of text, and the pointer `found`, all of which outlive the call.
-        let error = unsafe { look(text.as_ptr(), &mut entry, strings.as_mut_ptr(), room, &mut found) };
+        // SAFETY: the name ends with a zero byte. The call writes an entry, at most `room` bytes of text, and the pointer
+        // `found`, all of which outlive the call.
+        let error =
+            unsafe { function(text.as_ptr(), entry.as_mut_ptr(), strings.as_mut_ptr(), room, &mut found) };
         match error {
             0 if found.is_null() => return Err(none()),
-            0 => return Ok(entry.number),
-            e if e == Errno::INTR.raw_os_error() => {}
+            // SAFETY: the call has found an entry, which it wrote.
+            0 => return Ok(number(unsafe { entry.assume_init_ref() })),
+            libc::EINTR => {}
             // A group may have many members.
-            e if e == Errno::RANGE.raw_os_error() && room < 1 << 24 => room *= 4,
+            libc::ERANGE if room < 1 << 24 => room *= 4,
             e => {
                 let e = io::Error::from_raw_os_error(e);
                 return Err(io::Error::new(e.kind(), format!("looking for the {what} `{name}`: {e}")));
             }
         }
     }
+}
+
+fn user(name: &str) -> io::Result<u32> {
+    look("user", name, libc::getpwnam_r, |entry| entry.pw_uid)
+}
+
+fn group(name: &str) -> io::Result<u32> {
+    look("group", name, libc::getgrnam_r, |entry| entry.gr_gid)
 }
 
 #[cfg(test)]
