@@ -11,8 +11,8 @@ use pushgate_driver_shim::fork::Owner;
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::window::Window;
 use pushgate_gpu_kernels::{
-    Access, DeviceBuffer, Executor, Launch, LoadedModule, Registration, Running, Source, Stream, WaitOutcome,
-    choose_at, probe,
+    Access, DeviceBuffer, Executor, Image, Launch, LoadedModule, Registration, Running, Source, Stream,
+    WaitOutcome, choose_at, probe,
 };
 use pushgate_proxy::counters::Counters;
 use pushgate_proxy::idle::{Step, Wake};
@@ -152,6 +152,14 @@ impl Module {
     /// another kernel.
     pub fn from_source(context: &Context, source: &Source) -> Result<Self> {
         Ok(Module(context.inner.executor.load_source(source)?))
+    }
+
+    /// Loads kernels that were compiled before: a cubin, a fatbin or PTX for a GPU, a shared library for the device `cpu`.
+    ///
+    /// An image for other devices is refused with what it is for. Load modules before starting the first kernel that waits for
+    /// another kernel.
+    pub fn from_image(context: &Context, image: &Image) -> Result<Self> {
+        Ok(Module(context.inner.executor.load_image(image)?))
     }
 
     /// The kernels that come with this library (`gpu-kernels/kernels`).

@@ -52,8 +52,8 @@ pub use pending::PendingQueuePairs;
 pub use pushgate_driver_shim::abi;
 pub use pushgate_driver_shim::placed::{State as RingState, Waiting};
 pub use pushgate_gpu_kernels::{
-    Available, DeviceBuffer, DeviceChoice, DeviceError, Launch, Running, Source, Stream, WaitOutcome,
-    available_executors, probe as probe_cuda,
+    Available, DeviceBuffer, DeviceChoice, DeviceError, Image, Launch, Running, Source, Stream, Target,
+    WaitOutcome, available_executors, probe as probe_cuda,
 };
 pub use pushgate_proxy::counters::Counters;
 pub use pushgate_proxy::idle::Step;

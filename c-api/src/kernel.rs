@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 use std::time::Duration;
 
-use pushgate::{Context, Launch, Module, Running, Source, Stream, WaitOutcome};
+use pushgate::{Context, DeviceError, Image, Launch, Module, Running, Source, Stream, WaitOutcome};
 
 use crate::arguments::{Options, Out, bytes, flags, options, text};
 use crate::boundary::{Failure, Result, call};
@@ -18,7 +18,7 @@ pub const PUSHGATE_LAUNCH_COOPERATING: u32 = 1;
 /// A time without a limit.
 pub const PUSHGATE_FOREVER: u64 = u64::MAX;
 
-/// Kernels that were loaded from a source. Any thread may use one.
+/// Kernels that were loaded from a source or an image. Any thread may use one.
 pub struct pushgate_module;
 /// A queue of launches: those of one stream run one after the other, those of different streams side by side. Any thread may use
 /// one.
@@ -116,6 +116,57 @@ pub unsafe extern "C" fn pushgate_module_from_text(
             unsafe { (Out::handle("module", module)?, text("name", name)?, text("source", source)?) };
         load(context, out, || Ok(Source::text(name, source)))
     })
+}
+
+/// Loads kernels that were compiled before: a cubin, a fatbin or PTX (nvcc -cubin, -fatbin, -ptx) for a GPU, a shared library for the
+/// CPU. The image is copied. An image for other devices is refused with what it is for.
+///
+/// The source includes "pushgate/device.cuh" of this release. Load modules before the first kernel runs that waits for another
+/// kernel.
+///
+/// @param name   What messages call the image, as a file's name.
+/// @param image  Its bytes.
+/// @param size   How many they are.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pushgate_module_from_image(
+    context: *const pushgate_context,
+    name: *const c_char,
+    image: *const c_void,
+    size: usize,
+    module: *mut *mut pushgate_module,
+) -> c_int {
+    call(|| {
+        // SAFETY: the header's rules for pointers, which the program keeps.
+        let (out, name, image) = unsafe {
+            (Out::handle("module", module)?, text("name", name)?, bytes("image", image.cast(), size)?)
+        };
+        load_image(context, out, || Image::bytes(name, image))
+    })
+}
+
+/// Loads kernels of a file that was compiled before, as pushgate_module_from_image does.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pushgate_module_from_image_file(
+    context: *const pushgate_context,
+    path: *const c_char,
+    module: *mut *mut pushgate_module,
+) -> c_int {
+    call(|| {
+        // SAFETY: the header's rules for pointers, which the program keeps.
+        let (out, path) = unsafe { (Out::handle("module", module)?, text("path", path)?) };
+        load_image(context, out, || Image::path(path))
+    })
+}
+
+fn load_image(
+    context: *const pushgate_context,
+    out: Out<*mut pushgate_module>,
+    image: impl FnOnce() -> std::result::Result<Image, DeviceError>,
+) -> Result<()> {
+    let context = table::get::<Context>(context)?;
+    let module = Module::from_image(&context, &image().map_err(pushgate::Error::from)?)?;
+    out.put(table::open(ModuleObject { module, context }));
+    Ok(())
 }
 
 fn load(

@@ -81,6 +81,7 @@ static void refuse(int line, const char *call, int got, int expected)
 		REFUSE(HANDLE, close((void *)&refused));                     \
 	} while (0)
 
+static const char PTX[] = ".version 8.5\n.target sm_80\n.visible .entry fill()\n{ ret; }\n";
 static const char KERNELS[] = "#include \"pushgate/device.cuh\"\n"
 			      "using namespace pushgate;\n"
 			      "struct store_params { u64 at; u64 value; };\n"
@@ -636,6 +637,20 @@ static void kernels(void)
 	REFUSE(ARGUMENT, pushgate_module_from_file(context, "/dev/null", NULL));
 	REFUSE(DEVICE, pushgate_module_from_file(context, "/nowhere/k.cu", &made));
 	TRUE(made == NULL);
+	BAD_HANDLES(closed_context, memory, pushgate_module_from_image(h, "k.ptx", PTX, sizeof PTX, &made));
+	REFUSE(ARGUMENT, pushgate_module_from_image(context, NULL, PTX, sizeof PTX, &made));
+	REFUSE(ARGUMENT, pushgate_module_from_image(context, "k.ptx", NULL, 1, &made));
+	REFUSE(ARGUMENT, pushgate_module_from_image(context, "k.ptx", PTX, sizeof PTX, NULL));
+	REFUSE(DEVICE, pushgate_module_from_image(context, "k.ptx", NULL, 0, &made));
+	REFUSE(DEVICE, pushgate_module_from_image(context, "k.ptx", "nonsense", 8, &made));
+	REFUSE(DEVICE, pushgate_module_from_image(context, "k.ptx", PTX, sizeof PTX, &made));
+	TRUE(strstr(pushgate_last_message(), "image k.ptx is for PTX of sm_80, and the device `cpu` takes") != NULL);
+	BAD_HANDLES(closed_context, memory, pushgate_module_from_image_file(h, "/dev/null", &made));
+	REFUSE(ARGUMENT, pushgate_module_from_image_file(context, NULL, &made));
+	REFUSE(ARGUMENT, pushgate_module_from_image_file(context, "/dev/null", NULL));
+	REFUSE(DEVICE, pushgate_module_from_image_file(context, "/dev/null", &made));
+	REFUSE(DEVICE, pushgate_module_from_image_file(context, "/nowhere/k.cubin", &made));
+
 	DO(pushgate_module_from_text(context, "k.cu", KERNELS, &module));
 
 	BAD_HANDLES(closed_module, memory, pushgate_module_resident_blocks(h, "store_value", 32, 0, &blocks));

@@ -29,7 +29,19 @@ pub fn read_text(path: impl AsRef<Path>) -> io::Result<String> {
     read_text_within(path.as_ref(), LONGEST, PATIENCE)
 }
 
+/// Reads a whole file of at most `longest` bytes, as [`read_text`] does.
+pub fn read_bytes(path: impl AsRef<Path>, longest: u64) -> io::Result<Vec<u8>> {
+    read_within(path.as_ref(), longest, PATIENCE)
+}
+
 fn read_text_within(path: &Path, longest: u64, patience: Duration) -> io::Result<String> {
+    String::from_utf8(read_within(path, longest, patience)?).map_err(|e| {
+        let text = format!("no text in UTF-8 (byte {}): name a text file", e.utf8_error().valid_up_to());
+        io::Error::new(ErrorKind::InvalidData, text)
+    })
+}
+
+fn read_within(path: &Path, longest: u64, patience: Duration) -> io::Result<Vec<u8>> {
     let deadline = Instant::now().checked_add(patience);
     // Without O_NONBLOCK, opening a pipe that has no writer would never return. For a regular file
     // the flag changes nothing, and no other code uses the open file.
@@ -57,10 +69,7 @@ fn read_text_within(path: &Path, longest: u64, patience: Duration) -> io::Result
             return Err(io::Error::new(ErrorKind::FileTooLarge, text));
         }
     }
-    String::from_utf8(bytes).map_err(|e| {
-        let text = format!("no text in UTF-8 (byte {}): name a text file", e.utf8_error().valid_up_to());
-        io::Error::new(ErrorKind::InvalidData, text)
-    })
+    Ok(bytes)
 }
 
 #[cfg(test)]

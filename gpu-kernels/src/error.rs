@@ -91,6 +91,26 @@ pub enum DeviceError {
         /// Why it does not load.
         reason: String,
     },
+    /// Bytes that are no image of kernels, or a damaged one.
+    #[error("image {image} is not loaded: {why}")]
+    Image {
+        /// The image's name.
+        image: String,
+        /// What is wrong with it, with the remedy.
+        why: String,
+    },
+    /// An image for other devices.
+    #[error("image {image} is for {is_for}, and {device}; {remedy}")]
+    ImageTarget {
+        /// The image's name.
+        image: String,
+        /// What it is for.
+        is_for: String,
+        /// What the device is.
+        device: String,
+        /// What to do.
+        remedy: String,
+    },
     /// The module has no kernel of this name.
     #[error("module {module} has no kernel `{kernel}`; it has: {known}")]
     UnknownKernel {

@@ -14,6 +14,7 @@ use std::time::Duration;
 use pushgate_driver_shim::fork::OwnedHere;
 
 use crate::error::{DeviceError, Result};
+use crate::image::Image;
 use crate::source::Source;
 
 /// How a device may access registered host memory.
@@ -120,6 +121,8 @@ pub trait Executor: Send + Sync {
     fn load_embedded(&self) -> Result<Arc<dyn LoadedModule>>;
     /// Loads a user's own `.cu`, which is compiled if needed and cached.
     fn load_source(&self, source: &Source) -> Result<Arc<dyn LoadedModule>>;
+    /// Loads kernels that were compiled before. An image for other devices is refused.
+    fn load_image(&self, image: &Image) -> Result<Arc<dyn LoadedModule>>;
 
     /// Allocates zeroed device memory, aligned to at least 256 bytes. It is freed on drop; if
     /// kernels of this device run at that moment, it is freed after they have ended.

@@ -27,6 +27,8 @@ mod error;
 #[cfg(not(loom))]
 mod executor;
 #[cfg(not(loom))]
+mod image;
+#[cfg(not(loom))]
 mod library;
 #[cfg(not(loom))]
 mod lock;
@@ -52,6 +54,8 @@ pub use error::{DeviceError, Result};
 pub use executor::{
     Access, DeviceBuffer, DmaBuf, Executor, Launch, LoadedModule, Registration, Running, Stream, WaitOutcome,
 };
+#[cfg(not(loom))]
+pub use image::{Image, Target};
 #[cfg(not(loom))]
 pub use mover::{CopyTicket, CudaCopy};
 #[cfg(not(loom))]

@@ -212,6 +212,19 @@ class Ranks(unittest.TestCase):
             self.assertEqual(came, [payload(1), payload(0)])
             self.assertGreater(sum(context.counters().values()), 0)
 
+    def test_an_image_is_loaded_on_the_device_that_it_is_for_and_refused_on_others(self) -> None:
+        with tempfile.TemporaryDirectory() as folder, pushgate.Context(CPU) as context:
+            source, image = Path(folder, "put.cu"), Path(folder, "put.so")
+            source.write_text(SOURCE)
+            flags = ["-x", "c++", "-std=c++17", "-shared", "-fPIC", "-Wno-unknown-pragmas", "-I", str(pushgate.include())]
+            subprocess.run(["c++", *flags, "-o", str(image), str(source)], check=True)
+            with context.load_image_file(image) as module:
+                self.assertGreaterEqual(module.resident_blocks("put_to_peer", 64), 1)
+            with context.load_image("put.so", image.read_bytes()) as module:
+                self.assertGreaterEqual(module.resident_blocks("put_to_peer", 64), 1)
+            with self.assertRaisesRegex(pushgate.Error, "is for PTX of sm_80, and the device `cpu` takes"):
+                context.load_image("put.ptx", b".version 8.5\n.target sm_80\n")
+
     def processes(self, how: str) -> None:
         with tempfile.TemporaryDirectory() as folder:
             ranks = [

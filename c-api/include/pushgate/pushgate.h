@@ -271,7 +271,7 @@ typedef struct pushgate_kernel pushgate_kernel;
 typedef struct pushgate_memory pushgate_memory;
 
 /**
- * Kernels that were loaded from a source. Any thread may use one.
+ * Kernels that were loaded from a source or an image. Any thread may use one.
  */
 typedef struct pushgate_module pushgate_module;
 
@@ -779,6 +779,30 @@ int pushgate_module_from_text(const struct pushgate_context *context,
                               const char *name,
                               const char *source,
                               struct pushgate_module **module);
+
+/**
+ * Loads kernels that were compiled before: a cubin, a fatbin or PTX (nvcc -cubin, -fatbin, -ptx) for a GPU, a shared library for the
+ * CPU. The image is copied. An image for other devices is refused with what it is for.
+ *
+ * The source includes "pushgate/device.cuh" of this release. Load modules before the first kernel runs that waits for another
+ * kernel.
+ *
+ * @param name   What messages call the image, as a file's name.
+ * @param image  Its bytes.
+ * @param size   How many they are.
+ */
+int pushgate_module_from_image(const struct pushgate_context *context,
+                               const char *name,
+                               const void *image,
+                               size_t size,
+                               struct pushgate_module **module);
+
+/**
+ * Loads kernels of a file that was compiled before, as pushgate_module_from_image does.
+ */
+int pushgate_module_from_image_file(const struct pushgate_context *context,
+                                    const char *path,
+                                    struct pushgate_module **module);
 
 /**
  * Closes a module none of whose kernels is open. NULL is no error.

@@ -16,6 +16,7 @@ use crate::cache::{Cache, Key};
 use crate::compiler::{Compiler, run_compiler, source_file};
 use crate::error::{DeviceError, Result};
 use crate::executor::{Access, DeviceBuffer, Executor, Launch, LoadedModule, Registration, Running, Stream};
+use crate::image::Image;
 use crate::lock::lock;
 use crate::source::Source;
 
@@ -98,6 +99,12 @@ impl Executor for CpuExecutor {
     fn load_source(&self, source: &Source) -> Result<Arc<dyn LoadedModule>> {
         self.0.check()?;
         Self::load_with(source, &Cache::open()?, &Compiler::cxx()?)
+    }
+
+    fn load_image(&self, image: &Image) -> Result<Arc<dyn LoadedModule>> {
+        self.0.check()?;
+        image.check_cpu()?;
+        Ok(Arc::new(CpuModule::load(image)?))
     }
 
     fn alloc(&self, bytes: usize) -> Result<DeviceBuffer> {

@@ -2,14 +2,20 @@
 //! source.
 
 use std::any::Any;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use libloading::Library;
+use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::embedded::{self, CPU_KERNELS, CpuEntry};
 use crate::error::{DeviceError, Result, list};
 use crate::executor::LoadedModule;
+use crate::image::Image;
 use crate::library;
 use crate::source::Source;
 
@@ -37,6 +43,20 @@ impl CpuModule {
     pub(super) fn open(path: &Path, source: &Source) -> Result<Self> {
         let kernels = Kernels::Library(open(path)?, source.kernels());
         Ok(Self { name: source.name().to_owned(), kernels })
+    }
+
+    /// Loads the library that an image is. The linker reads it from memory of this process: the image's file may change.
+    pub(super) fn load(image: &Image) -> Result<Self> {
+        let failed = |reason: String| DeviceError::Load { module: image.name().to_owned(), reason };
+        let memory = memfd_create("pushgate-image", MemfdFlags::CLOEXEC);
+        let mut file = File::from(memory.map_err(|e| failed(e.to_string()))?);
+        file.write_all(image.contents()).map_err(|e| failed(e.to_string()))?;
+        let path = format!("/proc/self/fd/{}{}", unlike_others(), file.as_raw_fd());
+        // SAFETY: the program asks to run the image's kernels, so its constructors may do what its kernels may do. dlopen uses
+        // RTLD_LOCAL here, so its symbols replace none of ours.
+        let library = unsafe { Library::new(path) }.map_err(|e| failed(library::explain(&e)))?;
+        let kernels = Kernels::Library(library, image.kernels().to_vec());
+        Ok(Self { name: image.name().to_owned(), kernels })
     }
 
     fn unknown(&self, kernel: &str) -> DeviceError {
@@ -88,6 +108,18 @@ impl LoadedModule for CpuModule {
     fn as_any(&self) -> &dyn Any {
         self
     }
+}
+
+/// A part of a path that changes nothing, and that no other call of this process returns.
+///
+/// The linker takes a path that it knows for the library that it has opened there, which may still be open when its descriptor has
+/// become another file's.
+fn unlike_others() -> String {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    // Relaxed: the number orders nothing.
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    // Each binary digit is a step to the folder itself.
+    format!("{number:b}").chars().map(|digit| if digit == '1' { "./" } else { "/" }).collect()
 }
 
 fn open(path: &Path) -> Result<Library> {

@@ -9,6 +9,7 @@ use crate::cache::Cache;
 use crate::cache::tests::Folder;
 use crate::compiler::Compiler;
 use crate::executor::{DeviceBuffer, Executor, Launch, Running, Stream, WaitOutcome};
+use crate::image::Image;
 use crate::source::Source;
 
 fn words(values: &[u64]) -> Vec<u8> {
@@ -193,4 +194,48 @@ fn a_wait_ends_in_time_and_streams_run_side_by_side() {
     word.copy_from_host(&1u64.to_ne_bytes()).unwrap();
     drop(behind); // joins, and so does the one it waits for end
     assert!(stuck.is_done().unwrap());
+}
+
+#[test]
+fn a_library_that_was_compiled_before_is_loaded_from_bytes_and_runs() {
+    let folder = Folder::new("image");
+    let compiler = counting_compiler(&folder);
+    let cache = Cache::at(folder.0.join("cache")).unwrap();
+    let executor = CpuExecutor::new();
+    let compiled = |text: &str| {
+        drop(CpuExecutor::load_with(&Source::text("fill.cu", text), &cache, &compiler).unwrap());
+        let files = fs::read_dir(folder.0.join("cache")).unwrap().map(|entry| entry.unwrap().path());
+        let libraries = files.filter(|path| path.extension().is_some_and(|extension| extension == "so"));
+        let newest = libraries.max_by_key(|path| fs::metadata(path).unwrap().modified().unwrap()).unwrap();
+        let image = Image::path(&newest).unwrap();
+        fs::remove_file(newest).unwrap();
+        image
+    };
+    // Two of one name: each module has its own code, also where both are loaded.
+    let images = [compiled(FILL), compiled(&FILL.replace("first * 1000", "first * 2000"))];
+    let modules: Vec<_> = images.iter().map(|image| executor.load_image(image).unwrap()).collect();
+    let stream = executor.stream().unwrap();
+    for (module, factor) in modules.iter().zip([1000, 2000]) {
+        assert_eq!(module.kernels(), ["fill"]);
+        let buffer = executor.alloc(64 * 8).unwrap();
+        let launch = Launch::new(1, 64).shared_bytes(64 * 8);
+        let params = words(&[buffer.addr(), 3]);
+        // SAFETY: the buffer has a word for each thread and outlives the launch.
+        let run = unsafe { executor.launch(&stream, module, "fill", launch, &params) }.unwrap();
+        assert_eq!(run.wait(Some(pushgate_tests::hang())).unwrap(), WaitOutcome::Done);
+        let mut bytes = vec![0; buffer.len()];
+        buffer.copy_to_host(&mut bytes).unwrap();
+        let last = u64::from_ne_bytes(*bytes.last_chunk().unwrap());
+        assert_eq!(last, 3 + 32 * factor);
+        let refused = |kernel: &str, params: &[u8]| {
+            // SAFETY: the launch is refused.
+            unsafe { executor.launch(&stream, module, kernel, launch, params) }.unwrap_err().to_string()
+        };
+        assert!(refused("fall", &params).contains("has no kernel `fall`; it has: fill"));
+        assert!(refused("fill", &params[1..]).contains("takes 16 bytes of parameters, not 15"));
+    }
+    let e = executor.load_image(&Image::bytes("k.ptx", ".version 8.5\n.target sm_80\n").unwrap());
+    assert!(
+        e.unwrap_err().to_string().starts_with("image k.ptx is for PTX of sm_80, and the device `cpu` takes")
+    );
 }

@@ -23,6 +23,7 @@ use crate::cache::Cache;
 use crate::embedded::{self, FATBINS, SOURCES};
 use crate::error::{DeviceError, Result};
 use crate::executor::{Access, DeviceBuffer, Executor, Launch, LoadedModule, Registration, Running, Stream};
+use crate::image::Image;
 use crate::lock::lock;
 use crate::source::Source;
 
@@ -184,6 +185,13 @@ impl Executor for CudaExecutor {
     fn load_source(&self, source: &Source) -> Result<Arc<dyn LoadedModule>> {
         let images = self.compile(std::slice::from_ref(source))?;
         Ok(CudaModule::load(self.context(), source.name(), &images, &source.kernels(), false)?)
+    }
+
+    fn load_image(&self, image: &Image) -> Result<Arc<dyn LoadedModule>> {
+        let context = self.context();
+        image.check_gpu(context.sm)?;
+        let images = [(image.name().to_owned(), image.contents().to_vec())];
+        Ok(CudaModule::load(context, image.name(), &images, image.kernels(), false)?)
     }
 
     fn alloc(&self, bytes: usize) -> Result<DeviceBuffer> {

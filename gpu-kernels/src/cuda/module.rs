@@ -69,7 +69,8 @@ impl CudaModule {
                 aligned.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(image.as_ptr(), image.len())
             };
             let mut raw = null_mut();
-            // SAFETY: a whole cubin or fatbin, whose header says its length.
+            // SAFETY: a whole cubin or fatbin, whose header says its length, or PTX, which ends with a zero byte: the copy is
+            // longer than the image and zero behind it. A user's image was checked to hold all that its headers name.
             let code = unsafe { (context.driver.cuModuleLoadData)(&mut raw, aligned.as_ptr().cast()) };
             context.check("cuModuleLoadData", code, || {
                 format!("loading {image_name} ({} bytes)", image.len())

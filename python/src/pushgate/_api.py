@@ -288,6 +288,18 @@ class Context(_Handle):
         """Compiles the kernels of a text; messages call it ``name``."""
         return Module(_made("module_from_text", self, _encoded(name), _encoded(source)), self)
 
+    def load_image(self, name: str, image: "Union[bytes, bytearray, memoryview]") -> "Module":
+        """Loads kernels that were compiled before: a cubin, a fatbin or PTX for a GPU, a shared library for the CPU.
+
+        Messages call the image ``name``.
+        """
+        data = bytes(image)
+        return Module(_made("module_from_image", self, _encoded(name), data, len(data)), self)
+
+    def load_image_file(self, path: Union[str, "os.PathLike[str]"]) -> "Module":
+        """Loads kernels of a file that was compiled before, as :meth:`load_image` does."""
+        return Module(_made("module_from_image_file", self, _encoded(os.fspath(path))), self)
+
     def stream(self) -> "Stream":
         """Makes a queue of launches."""
         return Stream(_made("stream_create", self), self)

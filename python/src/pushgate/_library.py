@@ -120,6 +120,8 @@ _CALLS: dict[str, list[Any]] = {
     "region_close": [_HANDLE],
     "module_from_file": [_HANDLE, _TEXT, _TO],
     "module_from_text": [_HANDLE, _TEXT, _TEXT, _TO],
+    "module_from_image": [_HANDLE, _TEXT, c_void_p, _SIZE, _TO],
+    "module_from_image_file": [_HANDLE, _TEXT, _TO],
     "module_close": [_HANDLE],
     "module_resident_blocks": [_HANDLE, _TEXT, _U32, _U32, POINTER(_U32)],
     "stream_create": [_HANDLE, _TO],
