@@ -62,7 +62,7 @@ pub use ranks::{Bootstrap, Membership, UniqueId};
 pub use relay::RelayStats;
 pub use settings::Settings;
 pub use shared::Shared;
-/// The version of this crate, as in `0.1.0 (commit 0123456789ab)`.
+/// The version of this crate, as in `0.2.0 (commit 0123456789ab)`.
 ///
 /// `, changed` behind the commit means that the sources had been changed since. A build that is not made in the
 /// project's repository has no commit.

@@ -41,7 +41,7 @@ const FILES: &[(&str, &str)] = &[
     ("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "512\n"),
     ("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "500\n"),
     ("sys/kernel/iommu_groups/1/type", "identity\n"),
-    ("sys/module/pushgate/version", "0.1.0\n"),
+    ("sys/module/pushgate/version", "0.2.0\n"),
     ("sys/module/nvidia_peermem/initstate", "live\n"),
     ("sys/module/rdma_ucm/initstate", "live\n"),
     ("dev/infiniband/rdma_cm", ""),
@@ -626,7 +626,7 @@ cases! {
     "process-vm-readv" Warned "ptrace_scope is 3" |h| h.write("proc/sys/kernel/yama/ptrace_scope", b"3\n");
     "process-vm-readv" Warned "seccomp" |h| h.live = |r| r.host.readv = Read::Unreadable("refused".into());
 
-    "module" Passed "0.1.0 is loaded" |_| {};
+    "module" Passed "0.2.0 is loaded" |_| {};
     "module" NotApplicable "not loaded" |h| h.remove("sys/module/pushgate");
     "module" Failed "modprobe pushgate" |h| {
         h.wants.window = Window::Staging;

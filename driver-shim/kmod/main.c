@@ -56,4 +56,4 @@ module_exit(pg_exit);
 MODULE_DESCRIPTION("A PCI BAR and kernel pages as windows for GPU-initiated networking");
 MODULE_AUTHOR("The pushgate authors");
 MODULE_LICENSE("GPL");
-MODULE_VERSION("0.1.0");
+MODULE_VERSION("0.2.0");

@@ -61,7 +61,10 @@ const ORDER: &[(&str, &[&str])] = &[
             "docs/pcie-model.md",
         ],
     ),
-    ("Evidence", &["docs/status.md", "docs/benchmarks.md", "docs/promises.md", "docs/testing.md"]),
+    (
+        "Evidence",
+        &["docs/status.md", "docs/stability.md", "docs/benchmarks.md", "docs/promises.md", "docs/testing.md"],
+    ),
     ("Project", &["CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "docs/dependencies.md"]),
 ];
 
