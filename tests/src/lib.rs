@@ -1,12 +1,15 @@
 //! Code that the integration suites share.
 
 pub mod built;
+mod ended;
 pub mod nccl;
 mod patience;
+pub mod rma;
 
 use std::io::Write;
 
 pub use built::pushgate;
+pub use ended::output;
 pub use patience::{Pause, hang, patience, patience_factor, wait_until};
 
 /// The numbers of a process's children, whichever of its threads started them.

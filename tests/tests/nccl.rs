@@ -11,10 +11,11 @@ mod taken;
 #[path = "nccl/transports.rs"]
 mod transports;
 
-use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use pushgate_tests::built::{nccl_caller, plugin};
+use pushgate_tests::output;
 
 const VERSIONS: [u32; 5] = [8, 9, 10, 11, 12];
 
@@ -41,23 +42,6 @@ fn command(arguments: &str) -> Command {
     // A small window, so that there are messages beyond its size.
     command.env("PUSHGATE_NET_WINDOW_SIZE", "256K").stdin(Stdio::null());
     command
-}
-
-/// The command's output, if it ends in time.
-fn output(command: &mut Command, limit: Duration) -> Output {
-    let mut child =
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("nccl-caller starts");
-    let begin = Instant::now();
-    // The output fits into the pipes.
-    while child.try_wait().expect("wait").is_none() {
-        if begin.elapsed() > limit {
-            child.kill().expect("kill");
-            let output = child.wait_with_output().expect("output");
-            panic!("{command:?} did not end within {limit:?}: {}", String::from_utf8_lossy(&output.stderr));
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    child.wait_with_output().expect("output")
 }
 
 fn run_with(mut command: Command, variables: &[(&str, &str)]) -> String {

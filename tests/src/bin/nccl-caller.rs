@@ -1,5 +1,6 @@
 //! Drives a network plugin as NCCL does: `nccl-caller SCENARIO --plugin FILE`, with the scenarios
-//! of `pushgate_tests::nccl::scenario`. Exit status 0, or 101 with what was wrong.
+//! of `pushgate_tests::nccl::scenario`; or its tables for one-sided operations: `nccl-caller rma SCENARIO --plugin FILE`, with
+//! those of `pushgate_tests::rma`. Exit status 0, or 101 with what was wrong.
 
 use pushgate_tests::nccl::scenario::{self, Options};
 
@@ -11,12 +12,20 @@ fn main() {
          [--groups N] [--max BYTES] [--in-flight N] [--seed N] [--times N] [--threads N] [--cores N]\n\
          scenarios of any plugin: {}\n\
          of this project's alone: {}\n\
-         --nccl-rules: only what NCCL asks of a plugin is checked; what is left out is said",
+         --nccl-rules: only what NCCL asks of a plugin is checked; what is left out is said\n\
+         nccl-caller rma: the tables for one-sided operations, which have scenarios of their own",
         names(&scenario::NCCL),
         names(&scenario::OWN)
     );
     let mut arguments = std::env::args().skip(1);
     let scenario = arguments.next().unwrap_or_default();
+    if scenario == "rma" {
+        if let Err(what) = pushgate_tests::rma::run(arguments) {
+            eprintln!("{what}");
+            std::process::exit(2)
+        }
+        return;
+    }
     let mut options = Options {
         plugin: "libnccl-net.so".into(),
         version: 11,

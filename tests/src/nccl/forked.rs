@@ -11,7 +11,7 @@ use super::table::{Failed, Plugin, Ptr};
 use crate::hang;
 
 unsafe extern "C" {
-    fn fork() -> i32;
+    pub(crate) fn fork() -> i32;
 }
 
 /// The result `ncclInvalidUsage`.
@@ -110,7 +110,8 @@ fn finish_flush(plugin: &Plugin, flush: Ptr) {
     }
 }
 
-fn ends_well(child: Pid) {
+/// Waits until a child has ended without a failure.
+pub(crate) fn ends_well(child: Pid) {
     let begin = Instant::now();
     loop {
         if let Some((_, status)) = waitpid(Some(child), WaitOptions::NOHANG).expect("waitpid") {

@@ -10,7 +10,7 @@ pub mod closing;
 mod cores;
 mod cuda;
 mod fair;
-mod forked;
+pub(crate) mod forked;
 mod mixed;
 pub mod pair;
 mod profiling;

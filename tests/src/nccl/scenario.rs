@@ -167,7 +167,7 @@ fn accept(listener: &UnixListener, second: &mut Child) -> Box<dyn Bootstrap> {
 const THREADS: &str = "NCCL_CALLER_THREADS";
 
 /// Makes this process end when the first rank does.
-pub(super) fn die_with_parent() {
+pub(crate) fn die_with_parent() {
     let killed = Some(rustix::process::Signal::KILL);
     rustix::process::set_parent_process_death_signal(killed).expect("prctl");
 }
@@ -616,13 +616,13 @@ fn count(what: &str) -> usize {
 }
 
 /// The numbers of descriptors, threads and mappings.
-pub(super) fn counts() -> [usize; 3] {
+pub(crate) fn counts() -> [usize; 3] {
     ["fd", "task", "maps"].map(count)
 }
 
 /// The counts, once there are no more descriptors and threads than before, or after `limit`: the
 /// threads that play a GPU's worker end by themselves after the last copy.
-pub(super) fn counts_down_to(before: [usize; 3], limit: Duration) -> [usize; 3] {
+pub(crate) fn counts_down_to(before: [usize; 3], limit: Duration) -> [usize; 3] {
     let begin = Instant::now();
     loop {
         let now = counts();

@@ -1,0 +1,114 @@
+//! What a peer costs: nothing before its first operation.
+
+use super::group::Group;
+use super::scenario::Options;
+use super::table::{ADD, Bytes, FORCE_SO, HOST, Mr, Ptr, Signal, Table, To};
+use crate::nccl::pair::Buffer;
+use crate::nccl::scenario::counts;
+use crate::{Pause, hang};
+
+struct One {
+    init: Ptr,
+    comm: Ptr,
+    ctx: Ptr,
+    memory: Buffer,
+    mr: Mr,
+}
+
+/// KiB of this process that are in memory.
+fn resident() -> i64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("status");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS");
+    line.trim().trim_end_matches(" kB").parse().expect("a number")
+}
+
+/// A group of many ranks, all of them in this thread. Neither its making nor a registration opens a descriptor; an operation
+/// costs as much as its peer, whatever the group's size is.
+pub fn growth(o: &Options, table: &Table, group: Group) {
+    assert_eq!(group.ranks, 1, "growth has its ranks in one thread: --ranks 1");
+    let ranks = o.times.min(64) + 1;
+    let inits: Vec<Ptr> = (0..ranks).map(|_| table.init().expect("init")).collect();
+    let listened: Vec<_> = inits.iter().map(|init| table.listen(*init, 0).expect("listen")).collect();
+    let handles: Vec<[u8; 128]> = listened.iter().map(|(_, handle)| *handle).collect();
+    let before = counts();
+    let contexts = table.version.contexts(o.contexts);
+    let mut all: Vec<One> = (0..ranks)
+        .map(|rank| {
+            let (init, (listener, _)) = (inits[rank], listened[rank]);
+            let mut handles = handles.clone();
+            let comm = table.connect(init, &mut handles, rank as i32, contexts, listener).expect("connect");
+            table.close_listen(listener).expect("closeListen");
+            let ctx = table.create_context(comm, contexts as i32).expect("createContext");
+            let memory = Buffer::new(4096);
+            let mr = table.reg(comm, memory.at(0), 4096, HOST, FORCE_SO).expect("regMrSym");
+            One { init, comm, ctx, memory, mr }
+        })
+        .collect();
+    all.iter().for_each(|one| table.progress(one.ctx).expect("progress"));
+    let made = counts();
+    assert!(made[0] <= before[0], "descriptors: {} before {ranks} groups, {} with them", before[0], made[0]);
+    // The first peer also brings what is made once.
+    use_peers(table, &all, 1..2);
+    let (first, first_kib) = (counts(), resident());
+    let used = ranks.min(9) - 2;
+    use_peers(table, &all, 2..2 + used);
+    let (then, then_kib) = (counts(), resident());
+    println!(
+        "{}: {} descriptors with listeners, {} with {ranks} groups of {ranks} ranks, {} with a peer in use; each further peer, \
+         both of its ends: {:.1} descriptors, {:.1} threads, {:.0} KiB in memory",
+        table.version.name(),
+        before[0],
+        made[0],
+        first[0],
+        (then[0] - first[0]) as f64 / used as f64,
+        (then[1] as f64 - first[1] as f64) / used as f64,
+        (then_kib - first_kib) as f64 / used as f64,
+    );
+    // A connection has fewer descriptors than it would take to connect to all.
+    assert!(then[0] - first[0] < used * ranks / 2, "{used} peers: {first:?}, then {then:?}");
+    for one in &all {
+        if !table.version.is_gin() {
+            table.destroy_context(one.ctx).expect("destroyContext");
+        }
+    }
+    for one in all.drain(..) {
+        table.dereg(one.comm, one.mr).expect("deregMrSym");
+        table.close_coll(one.comm).expect("closeColl");
+        table.finalize(one.init).expect("finalize");
+    }
+}
+
+/// Rank 0 puts with a signal to each of these peers, which answer.
+fn use_peers(table: &Table, all: &[One], peers: std::ops::Range<usize>) {
+    for peer in peers {
+        for (from, to) in [(0, peer), (peer, 0)] {
+            let (source, target) = (&all[from], &all[to]);
+            source.memory.fill(0, 8, peer as u64);
+            let bytes = Bytes {
+                local: 0,
+                local_mr: source.mr.device,
+                size: 8,
+                remote: 64,
+                remote_mr: source.mr.device,
+            };
+            let at = 1024 + 8 * from as u64;
+            let signal = Signal { at, mr: source.mr.device, value: 3, op: ADD, strong: true };
+            let place = To { ctx: source.ctx, context: 0, rank: to as u32, flags: 0 };
+            // SAFETY: the memory stays until its group is closed.
+            let request = unsafe { table.iput_signal(place, bytes, signal) }.expect("iputSignal");
+            let (begin, pause) = (std::time::Instant::now(), Pause::default());
+            let word = super::rank::word(&target.memory, at as usize);
+            let mut done = false;
+            while !done || word.load(std::sync::atomic::Ordering::Acquire) != 3 {
+                if !done {
+                    // SAFETY: the request is not done.
+                    done = unsafe { table.test(source.comm, request) }.expect("test");
+                }
+                [source, target].iter().for_each(|one| table.progress(one.ctx).expect("progress"));
+                assert!(begin.elapsed() < hang(), "no signal from {from} at {to}");
+                pause.after(false);
+            }
+            assert_eq!(target.memory.differs(64, 8, peer as u64), None);
+        }
+    }
+}

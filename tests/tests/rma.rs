@@ -1,0 +1,205 @@
+//! Tests the NCCL plugin's tables for one-sided operations (RMA, formerly GIN) under a caller that does what NCCL's proxy does,
+//! `nccl-caller rma`: one process for each scenario and table, because each may leave nothing behind.
+//!
+//! The plugin is the one that cargo built beside this test, or the file that `NCCL_CALLER_PLUGIN` names. The transport is that
+//! of the environment.
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use pushgate_tests::built::{nccl_caller, plugin};
+use pushgate_tests::output;
+
+const TABLES: [&str; 6] = ["gin11", "gin12", "rma13", "rma14", "rma15", "rma16"];
+
+/// Settings that make the CPU executor play the GPU.
+const GPU: [(&str, &str); 1] = [("_PUSHGATE_NET_GPU", "cpu")];
+
+/// A limit against a caller that hangs, not a measure of a machine's speed.
+fn limit() -> Duration {
+    3 * pushgate_tests::hang()
+}
+
+fn over_rdma() -> bool {
+    std::env::var_os("PUSHGATE_QP").is_some_and(|qp| qp == "verbs")
+}
+
+/// A number of repetitions or bytes: `n`, or `rdma` over RDMA in software, which is slow.
+fn times(n: usize, rdma: usize) -> usize {
+    if over_rdma() { rdma } else { n }
+}
+
+/// What differs between tables over RDMA in software: little, so fewer tables run there.
+fn tables() -> &'static [&'static str] {
+    if over_rdma() { &["gin12", "rma14"] } else { &TABLES }
+}
+
+fn command(arguments: &str) -> Command {
+    let mut command = Command::new(nccl_caller(env!("CARGO_BIN_EXE_nccl-caller")));
+    command.arg("rma").args(arguments.split_whitespace()).arg("--plugin").arg(plugin());
+    command.stdin(Stdio::null());
+    command
+}
+
+fn run_with(arguments: &str, variables: &[(&str, &str)]) -> String {
+    let mut command = command(arguments);
+    command.envs(variables.iter().copied());
+    let shown = format!("{command:?}");
+    let output = output(&mut command, limit());
+    let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{shown}: {}\n{said}\n{errors}", output.status);
+    print!("{said}");
+    said.into_owned()
+}
+
+fn run(arguments: &str) -> String {
+    run_with(arguments, &[])
+}
+
+#[test]
+fn p3_p4_p6_every_byte_of_puts_and_gets_arrives_where_it_belongs_in_every_version() {
+    let longest = times((5 << 20) + 1, 1 << 20);
+    for table in tables() {
+        run(&format!("bytes --processes --table {table} --max {longest}"));
+    }
+    run("bytes --table rma14 --ranks 4 --max 1048576");
+    run("bytes --table gin12 --ranks 4 --max 65539 --processes");
+    // Loopback alone.
+    run("bytes --table rma13 --ranks 1 --max 65539");
+}
+
+#[test]
+fn p3_p4_p6_a_put_of_64_mib_arrives() {
+    run(&format!("bytes --processes --table rma14 --max {}", times(64 << 20, 8 << 20)));
+}
+
+#[test]
+#[ignore = "takes 8 GiB of memory"]
+fn p3_p4_p6_a_put_of_1_gib_arrives() {
+    run("bytes --processes --table rma14 --max 1073741824");
+}
+
+#[test]
+fn p3_p4_p6_gpu_memory_is_put_into_and_got_from() {
+    for table in ["gin12", "rma14"] {
+        run_with(&format!("bytes --gpu --processes --table {table} --max {}", 1 << 20), &GPU);
+    }
+    run_with("bytes --gpu --ranks 4 --table rma16 --max 65539", &GPU);
+    run_with("order --gpu --processes --table rma14", &GPU);
+    run_with("random --gpu --processes --ranks 3 --table rma15 --times 150", &GPU);
+}
+
+#[test]
+fn p3_a_signal_is_seen_after_the_bytes_of_all_earlier_puts_of_its_context() {
+    for table in tables() {
+        run(&format!("order --processes --table {table} --rounds {}", times(10, 2)));
+    }
+    run("order --table rma15 --ranks 4 --rounds 4");
+}
+
+#[test]
+fn p3_p6_random_operations_leave_what_a_model_says() {
+    for (seed, table) in tables().iter().enumerate() {
+        run(&format!("random --processes --ranks {} --table {table} --seed {seed}", 2 + seed % 3));
+    }
+    for seed in 10..times(16, 11) {
+        run(&format!("random --ranks 4 --table rma14 --seed {seed}"));
+    }
+}
+
+#[test]
+fn p4_a_full_queue_completes_and_one_operation_more_is_refused() {
+    for table in tables() {
+        run(&format!("depth --processes --table {table}"));
+    }
+}
+
+#[test]
+fn groups_and_contexts_are_made_by_one_thread_while_another_makes_progress() {
+    for table in tables() {
+        run(&format!("contexts --processes --table {table}"));
+    }
+    run("contexts --ranks 3 --table rma14");
+}
+
+#[test]
+fn p6_what_many_ranks_add_to_one_signal_at_once_is_added_once() {
+    for table in tables() {
+        run(&format!("signals --processes --ranks 4 --table {table}"));
+    }
+    run("signals --ranks 4 --table rma14 --rounds 10");
+    run_with("signals --gpu --processes --ranks 3 --table rma14", &GPU);
+}
+
+#[test]
+fn p3_p4_a_put_that_comes_before_its_target_is_registered_waits_and_lands() {
+    for table in tables() {
+        run(&format!("late --processes --table {table}"));
+    }
+}
+
+#[test]
+fn p8_a_put_to_memory_that_its_target_has_deregistered_fails_where_it_was_put() {
+    for table in tables() {
+        run(&format!("deregistered --processes --table {table}"));
+    }
+    run("deregistered --table rma14");
+}
+
+#[test]
+fn p8_wrong_arguments_of_every_call_are_refused_and_nothing_happens() {
+    for table in tables() {
+        run(&format!("wrong --processes --table {table}"));
+    }
+    run("wrong --table rma15 --ranks 3");
+}
+
+#[test]
+fn p8_a_child_of_fork_is_refused_every_call_and_the_parents_operations_go_on() {
+    for table in tables() {
+        run(&format!("forked --ranks 1 --table {table}"));
+    }
+}
+
+#[test]
+fn p7_groups_closed_with_operations_in_flight_do_not_hang_and_leave_nothing() {
+    for table in ["gin12", "rma14"] {
+        run(&format!("closing --processes --table {table} --rounds {}", times(3, 1)));
+    }
+    run(&format!("closing --ranks 3 --table rma16 --rounds {}", times(2, 1)));
+    run_with(&format!("closing --gpu --processes --table rma14 --rounds {}", times(2, 1)), &GPU);
+}
+
+#[test]
+fn p7_a_peer_that_is_killed_ends_its_operations_and_the_others_go_on() {
+    for table in tables() {
+        run(&format!("lost --processes --ranks 3 --table {table}"));
+    }
+}
+
+#[test]
+fn connecting_to_64_peers_opens_nothing_before_an_operation() {
+    for table in ["gin11", "rma14"] {
+        run(&format!("growth --ranks 1 --table {table} --times 64"));
+    }
+}
+
+#[test]
+fn speed_is_measured_beside_a_copy() {
+    let said = run(&format!(
+        "speed --processes --table rma14 --times {} --max {}",
+        times(500, 20),
+        times(64 << 20, 1 << 20)
+    ));
+    assert!(said.contains("us from a put of 8 bytes") && said.contains("ratio"), "{said}");
+}
+
+#[test]
+fn a_table_that_is_not_there_is_named_with_those_that_are() {
+    let mut command = Command::new(nccl_caller(env!("CARGO_BIN_EXE_nccl-caller")));
+    command.args(["rma", "bytes", "--table", "rma14", "--plugin", "libc.so.6"]).stdin(Stdio::null());
+    let output = output(&mut command, limit());
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && errors.contains("no ncclRmaPlugin_v14"), "{errors}");
+    assert!(errors.contains("it has none of RMA or GIN"), "{errors}");
+}
