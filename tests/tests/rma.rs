@@ -37,7 +37,8 @@ fn tables() -> &'static [&'static str] {
 fn command(arguments: &str) -> Command {
     let mut command = Command::new(nccl_caller(env!("CARGO_BIN_EXE_nccl-caller")));
     command.arg("rma").args(arguments.split_whitespace()).arg("--plugin").arg(plugin());
-    command.stdin(Stdio::null());
+    // Off by default.
+    command.env("PUSHGATE_NET_RMA", "true").stdin(Stdio::null());
     command
 }
 
@@ -192,6 +193,19 @@ fn speed_is_measured_beside_a_copy() {
         times(64 << 20, 1 << 20)
     ));
     assert!(said.contains("us from a put of 8 bytes") && said.contains("ratio"), "{said}");
+}
+
+#[test]
+fn init_fails_without_a_warning_where_the_settings_do_not_offer_the_table() {
+    for table in ["gin11", "rma14"] {
+        let mut command = command(&format!("bytes --ranks 1 --table {table}"));
+        command.env_remove("PUSHGATE_NET_RMA").env("NCCL_CALLER_VERBOSE", "1");
+        let output = output(&mut command, limit());
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{errors}");
+        assert!(errors.contains("init answered 5: NCCL would pass the plugin over: []"), "{errors}");
+        assert!(errors.contains("PUSHGATE_NET_RMA=true offers it"), "{errors}");
+    }
 }
 
 #[test]

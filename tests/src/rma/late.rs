@@ -16,8 +16,7 @@ fn while_time_passes(rank: &Rank) {
     }
 }
 
-/// A put that arrives before its target has registered the memory waits and lands, and so does the signal behind the put. Of
-/// another context a put to memory that is there passes by.
+/// A put that arrives before its target has registered the memory waits and lands, and so does the signal behind the put.
 pub fn late(o: &Options, table: &Table, group: Group) {
     let mut rank = Rank::new(o, table, group, 1);
     let (me, ranks) = (rank.me(), rank.ranks());
@@ -28,7 +27,7 @@ pub fn late(o: &Options, table: &Table, group: Group) {
         let is_late = me == ranks - 1;
         let mut memory = (!is_late).then(|| rank.memory(0, size, rank.kind, 0));
         let mut requests = Vec::new();
-        let signal = |at: u64, op| Signal { at, mr: signals.mr.device, value: 5, op, strong: true };
+        let signal = Signal { at: 0, mr: signals.mr.device, value: 5, op: INC, strong: true };
         if let Some(memory) = &memory
             && me == 0
         {
@@ -37,19 +36,12 @@ pub fn late(o: &Options, table: &Table, group: Group) {
                 Bytes { local: 0, local_mr: memory.mr.device, size, remote: 0, remote_mr: memory.mr.device };
             let to = rank.to(0, 0, ranks - 1);
             requests.push(rank.put(to, bytes));
-            requests.push(rank.put_signal(to, Bytes::NONE, signal(0, INC)));
-            if rank.all_contexts(0) > 1 {
-                let to = rank.to(0, 1, ranks - 1);
-                requests.push(rank.put_signal(to, Bytes::NONE, signal(8, INC)));
-            }
+            requests.push(rank.put_signal(to, Bytes::NONE, signal));
         }
         while_time_passes(&rank);
         rank.no_error();
         if is_late {
             assert_eq!(signals.value(0), round, "the signal came before the bytes have a place");
-            if rank.all_contexts(0) > 1 {
-                rank.until_value(&signals, 8, round + 1);
-            }
             let here = rank.memory(0, size, rank.kind, 0);
             rank.until_value(&signals, 0, round + 1);
             assert_eq!(here.buffer.differs(0, size, round), None, "what was put before there was a place");

@@ -1,4 +1,4 @@
-//! A signal comes after the bytes of its context that were put before the signal.
+//! A signal comes after the bytes of its context that were put before the signal; of all contexts, where the plugin says so.
 
 use super::group::Group;
 use super::rank::Rank;
@@ -28,7 +28,8 @@ pub fn order(o: &Options, table: &Table, group: Group) {
         let mut requests = Vec::new();
         let mut put = [0, 0];
         for peer in (0..ranks).map(|i| (me + i) % ranks) {
-            let to = rank.to(0, round % rank.all_contexts(0), peer);
+            let all = rank.all_contexts(0);
+            let to = rank.to(0, round % all, peer);
             let (mut at, mut n) = (0, 0);
             while n < puts && at < area {
                 let size = (1 + (length - 1) * (n + 1) / puts).min(area - at);
@@ -39,6 +40,7 @@ pub fn order(o: &Options, table: &Table, group: Group) {
                     remote: (me * area + at) as u64,
                     remote_mr: target.mr.device,
                 };
+                let to = if rank.flushes_all_puts { rank.to(0, n % all, peer) } else { to };
                 requests.push(rank.put(To { flags: MORE, ..to }, bytes));
                 (at, n) = (at + size, n + 1);
             }

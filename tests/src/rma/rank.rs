@@ -61,6 +61,10 @@ pub struct Rank<'a> {
     pub depth: usize,
     /// The kind of memory for signals and data: [`HOST`] or [`CUDA`].
     pub kind: i32,
+    /// The plugin says that a signal of any context tells of the puts of all contexts.
+    pub flushes_all_puts: bool,
+    /// Memory may be registered by a dma-buf.
+    pub dma_bufs: bool,
 }
 
 impl<'a> Rank<'a> {
@@ -82,6 +86,8 @@ impl<'a> Rank<'a> {
             contexts: table.version.contexts(o.contexts),
             depth: super::table::MAX_REQUESTS * props.max_recvs as usize,
             kind: if o.gpu { CUDA } else { HOST },
+            flushes_all_puts: false,
+            dma_bufs: props.ptr_support & 4 != 0,
         };
         rank.add_coll(ctxs);
         rank
@@ -112,7 +118,7 @@ impl<'a> Rank<'a> {
         self.table.close_listen(listener).expect("closeListen");
         let ctxs = if self.table.version.is_gin() { 1 } else { ctxs };
         if let Some(flushes) = self.table.flushes_all_puts(comm) {
-            assert_eq!(flushes, Ok(false), "a signal tells of the puts of its own context and peer alone");
+            self.flushes_all_puts = flushes.expect("getRmaProperties");
         }
         let create = |_| self.table.create_context(comm, contexts as i32).expect("createContext");
         let ctxs = (0..ctxs).map(create).collect();
@@ -273,7 +279,7 @@ fn check(p: &Props) {
     assert_eq!(p.max_recvs, 8, "{p:?}");
     assert_eq!(p.device_type, super::table::PROXY, "NCCL refuses tables of another type: {p:?}");
     assert!(p.ptr_support & HOST == HOST, "{p:?}");
-    assert!(p.max_p2p_bytes >= 1 << 30 && p.max_p2p_bytes <= 1 << 40, "{p:?}");
+    assert!(p.max_p2p_bytes > 0 && p.max_p2p_bytes <= 1 << 40, "{p:?}");
 }
 
 /// Whether a call was refused as wrong: `ncclInvalidArgument` or `ncclInvalidUsage`.

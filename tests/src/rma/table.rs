@@ -30,7 +30,7 @@ pub const PROXY: c_int = 2;
 pub const MAX_REQUESTS: usize = 32;
 
 /// What a place holds before the plugin writes it.
-const UNWRITTEN: Ptr = std::ptr::without_provenance_mut(0xdead);
+const UNWRITTEN: Ptr = std::ptr::without_provenance_mut(0xdead_dead_dead_dead);
 
 /// The places of a table: a name, then functions.
 macro_rules! table {
