@@ -10,6 +10,8 @@ use crate::nccl::scenario::{counts, counts_down_to};
 /// How a round ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum How {
+    /// Every rank closes behind the end of its operations.
+    Done,
     /// All ranks close at once.
     AtOnce,
     /// Rank 0 closes; the others wait until each of their operations is done or has failed.
@@ -26,7 +28,7 @@ pub fn closing(o: &Options, table: &Table, mut group: Group) {
     let hows = [How::AtOnce, How::First, How::Untouched, How::NoPlace];
     // So that what is made once is there.
     let first = table.init().expect("init");
-    for how in hows {
+    for how in [How::Done].into_iter().chain(hows) {
         group = round(o, table, group, how);
     }
     group.barrier(&mut || {});
@@ -78,6 +80,10 @@ fn round(o: &Options, table: &Table, group: Group, how: How) -> Group {
             }
         }
         How::First => {}
+        How::Done => {
+            requests.drain(..).for_each(|request| rank.done(0, request));
+            rank.barrier();
+        }
     }
     let memories = [source, signals].into_iter().chain(target);
     rank.end(memories)
