@@ -221,6 +221,11 @@ impl Contexts {
         Err(Failure::new(Code::Argument, text))
     }
 
+    /// How many contexts these are.
+    pub fn count(&self) -> u32 {
+        self.contexts
+    }
+
     /// Puts `bytes` bytes from own memory into a rank's memory, then adds to a signal of the rank. Without stretches there are
     /// no bytes.
     ///

@@ -81,9 +81,7 @@ pub fn growth(o: &Options, table: &Table, group: Group) {
     let (one, others) = (first[0] - made[0], then[0] - first[0]);
     assert!(others <= 2 * one * used, "descriptors: {one} for the first peer, {others} for {used} others");
     for one in &all {
-        if !table.version.is_gin() {
-            table.destroy_context(one.ctx).expect("destroyContext");
-        }
+        table.destroy_context(one.ctx).expect("destroyContext");
     }
     for one in all.drain(..) {
         table.dereg(one.comm, one.mr).expect("deregMrSym");

@@ -14,7 +14,7 @@ use crate::{Pause, hang};
 pub struct Coll {
     /// collComm
     pub comm: Ptr,
-    /// Contexts of createContext; in GIN the collComm alone.
+    /// Contexts of createContext; in GIN one, which has the contexts of the collComm.
     pub ctxs: Vec<Ptr>,
 }
 
@@ -120,7 +120,12 @@ impl<'a> Rank<'a> {
         if let Some(flushes) = self.table.flushes_all_puts(comm) {
             self.flushes_all_puts = flushes.expect("getRmaProperties");
         }
-        let create = |_| self.table.create_context(comm, contexts as i32).expect("createContext");
+        // Of GIN the first group is used as by NCCL 2.29, which takes the collComm, and the others as by 2.30.4.
+        let takes_comm = self.table.version.is_gin() && self.colls.is_empty();
+        let create = |_| match takes_comm {
+            true => comm,
+            false => self.table.create_context(comm, contexts as i32).expect("createContext"),
+        };
         let ctxs = (0..ctxs).map(create).collect();
         self.colls.push(Coll { comm, ctxs });
         self.colls.len() - 1
@@ -244,26 +249,24 @@ impl<'a> Rank<'a> {
     pub fn no_error(&self) {
         for ctx in self.colls.iter().flat_map(|coll| &coll.ctxs) {
             let error = self.table.last_error(*ctx);
-            assert!(
-                matches!(error, None | Some(Ok(false))),
-                "rank {}: {error:?}: {:#?}",
-                self.me(),
-                warnings()
-            );
+            assert!(error == Ok(false), "rank {}: {error:?}: {:#?}", self.me(), warnings());
         }
     }
 
-    /// Whether a context of the first group reports an error; `None` in versions where NCCL does not ask.
-    pub fn has_error(&self, context: usize) -> Option<bool> {
-        let error = self.table.last_error(self.to(0, context, 0).ctx);
-        error.map(|error| error.expect("queryLastError"))
+    /// Checks that a context of the first group reports an error, in tables whose NCCL asks.
+    #[track_caller]
+    pub fn has_error(&self, context: usize) {
+        let error = self.table.last_error(self.to(0, context, 0).ctx).expect("queryLastError");
+        assert_eq!(error, !self.table.version.is_gin(), "queryLastError");
     }
 
     /// Ends in NCCL's order: the contexts, the registrations, the groups, finalize. (`memories`: of the first group.) Returns
     /// the bootstrap network.
     pub fn end(self, memories: impl IntoIterator<Item = Memory>) -> Group {
-        for ctx in self.colls.iter().flat_map(|coll| &coll.ctxs) {
-            self.table.destroy_context(*ctx).expect("destroyContext");
+        for (i, coll) in self.colls.iter().enumerate() {
+            if !(self.table.version.is_gin() && i == 0) {
+                coll.ctxs.iter().for_each(|ctx| self.table.destroy_context(*ctx).expect("destroyContext"));
+            }
         }
         memories.into_iter().for_each(|memory| self.forget(0, memory));
         for coll in &self.colls {

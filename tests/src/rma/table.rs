@@ -53,11 +53,11 @@ table! {
         get_properties(c_int, *mut Properties);
         listen(Ptr, c_int, Ptr, *mut Ptr);
         connect(Ptr, *mut Ptr, c_int, c_int, Ptr, *mut Ptr);
-        _create_context(Ptr, c_int, c_int, *mut Ptr, *mut Ptr);
+        create_context(Ptr, c_int, c_int, *mut Ptr, *mut Ptr);
         reg_mr_sym(Ptr, Ptr, usize, c_int, u64, *mut Ptr, *mut Ptr);
         reg_mr_sym_dma_buf(Ptr, Ptr, usize, c_int, u64, c_int, u64, *mut Ptr, *mut Ptr);
         dereg_mr_sym(Ptr, Ptr);
-        _destroy_context(Ptr);
+        destroy_context(Ptr);
         close_coll(Ptr);
         close_listen(Ptr);
         iput(Ptr, u64, Ptr, usize, u64, Ptr, u32, *mut Ptr);
@@ -77,11 +77,11 @@ table! {
         get_properties(c_int, *mut Properties);
         listen(Ptr, c_int, Ptr, *mut Ptr);
         connect(Ptr, *mut Ptr, c_int, c_int, c_int, c_int, Ptr, *mut Ptr);
-        _create_context(Ptr, c_int, c_int, c_int, *mut Ptr, *mut Ptr);
+        create_context(Ptr, c_int, c_int, c_int, *mut Ptr, *mut Ptr);
         reg_mr_sym(Ptr, Ptr, usize, c_int, u64, *mut Ptr, *mut Ptr);
         reg_mr_sym_dma_buf(Ptr, Ptr, usize, c_int, u64, c_int, u64, *mut Ptr, *mut Ptr);
         dereg_mr_sym(Ptr, Ptr);
-        _destroy_context(Ptr);
+        destroy_context(Ptr);
         close_coll(Ptr);
         close_listen(Ptr);
         iput(Ptr, u64, Ptr, usize, u64, Ptr, u32, c_int, *mut Ptr);
@@ -598,7 +598,8 @@ impl Table {
         written("connect", code, coll)
     }
 
-    /// Makes a context; in GIN the collComm is the context.
+    /// Makes a context. In GIN, where the collComm has its contexts, NCCL 2.30.3 and 2.30.4 call this all the same, and earlier
+    /// versions take the collComm.
     pub fn create_context(&self, coll: Ptr, contexts: c_int) -> Result<Ptr> {
         let (mut ctx, mut device) = (UNWRITTEN, std::ptr::null_mut());
         let mut config13 =
@@ -612,7 +613,12 @@ impl Table {
         // SAFETY: the places are ours.
         let code = unsafe {
             match &self.raw {
-                Raw::Gin11(_) | Raw::Gin12(_) => return Ok(coll),
+                Raw::Gin11(t) => {
+                    present(t.create_context, "createContext")(coll, 1, 1, &mut ctx, &mut device)
+                }
+                Raw::Gin12(t) => {
+                    present(t.create_context, "createContext")(coll, 1, 1, contexts, &mut ctx, &mut device)
+                }
                 Raw::Rma13(t) => {
                     present(t.create_context, "createContext")(coll, &mut config13, &mut ctx, &mut device)
                 }
@@ -624,18 +630,10 @@ impl Table {
         written("createContext", code, ctx)
     }
 
-    /// Destroys a context; in GIN there is none.
+    /// Destroys a context.
     pub fn destroy_context(&self, ctx: Ptr) -> Result<()> {
         // SAFETY: a context of `create_context`, destroyed once, or NULL.
-        check("destroyContext", unsafe {
-            match &self.raw {
-                Raw::Gin11(_) | Raw::Gin12(_) => 0,
-                Raw::Rma13(t) => present(t.destroy_context, "destroyContext")(ctx),
-                Raw::Rma14(t) => present(t.destroy_context, "destroyContext")(ctx),
-                Raw::Rma15(t) => present(t.destroy_context, "destroyContext")(ctx),
-                Raw::Rma16(t) => present(t.destroy_context, "destroyContext")(ctx),
-            }
-        })
+        check("destroyContext", unsafe { every!(self, destroy_context(ctx)) })
     }
 
     /// Registers memory of a kind, [`HOST`] or [`CUDA`].
@@ -837,18 +835,14 @@ impl Table {
         check("progress", unsafe { every!(self, progress(ctx)) })
     }
 
-    /// Whether a peer is lost or refused something. `None`: a version of GIN, where NCCL's proxy does not ask.
-    pub fn last_error(&self, ctx: Ptr) -> Option<Result<bool>> {
-        if self.version.is_gin() {
-            return None;
-        }
+    /// Whether a peer is lost or refused something. (Tables of GIN say no to any pointer: NCCL 2.30.3 and 2.30.4 give one of
+    /// their own there, and earlier versions do not ask.)
+    pub fn last_error(&self, ctx: Ptr) -> Result<bool> {
         let mut error = 0xa5;
         // SAFETY: a context of `create_context`, or NULL, and a place of ours for a bool.
-        let code = unsafe { every!(self, query_last_error(ctx, &mut error)) };
-        Some(check("queryLastError", code).map(|()| {
-            assert!(error < 2, "queryLastError wrote {error} as a bool");
-            error == 1
-        }))
+        check("queryLastError", unsafe { every!(self, query_last_error(ctx, &mut error)) })?;
+        assert!(error < 2, "queryLastError wrote {error} as a bool");
+        Ok(error == 1)
     }
 
     /// Calls finalize.
