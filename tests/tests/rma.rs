@@ -63,8 +63,10 @@ fn p3_p4_p6_every_byte_of_puts_and_gets_arrives_where_it_belongs_in_every_versio
     for table in tables() {
         run(&format!("bytes --processes --table {table} --max {longest}"));
     }
-    run("bytes --table rma14 --ranks 4 --max 1048576");
-    run("bytes --table gin12 --ranks 4 --max 65539 --processes");
+    run(&format!("bytes --table rma14 --ranks 4 --max {}", times(1 << 20, 65539)));
+    if !over_rdma() {
+        run("bytes --table gin12 --ranks 4 --max 65539 --processes");
+    }
     // Loopback alone.
     run("bytes --table rma13 --ranks 1 --max 65539");
 }
@@ -82,10 +84,11 @@ fn p3_p4_p6_a_put_of_1_gib_arrives() {
 
 #[test]
 fn p3_p4_p6_gpu_memory_is_put_into_and_got_from() {
-    for table in ["gin12", "rma14"] {
-        run_with(&format!("bytes --gpu --processes --table {table} --max {}", 1 << 20), &GPU);
+    run_with("bytes --gpu --processes --table rma14 --max 1048576", &GPU);
+    if !over_rdma() {
+        run_with("bytes --gpu --processes --table gin12 --max 1048576", &GPU);
+        run_with("bytes --gpu --ranks 4 --table rma16 --max 65539", &GPU);
     }
-    run_with("bytes --gpu --ranks 4 --table rma16 --max 65539", &GPU);
     run_with("order --gpu --processes --table rma14", &GPU);
     run_with("random --gpu --processes --ranks 3 --table rma15 --times 150", &GPU);
 }
@@ -95,7 +98,7 @@ fn p3_a_signal_is_seen_after_the_bytes_of_all_earlier_puts_of_its_context() {
     for table in tables() {
         run(&format!("order --processes --table {table} --rounds {}", times(10, 2)));
     }
-    run("order --table rma15 --ranks 4 --rounds 4");
+    run("order --table rma15 --ranks 3 --rounds 4");
 }
 
 #[test]
@@ -103,7 +106,7 @@ fn p3_p6_random_operations_leave_what_a_model_says() {
     for (seed, table) in tables().iter().enumerate() {
         run(&format!("random --processes --ranks {} --table {table} --seed {seed}", 2 + seed % 3));
     }
-    for seed in 10..times(16, 11) {
+    for seed in 10..times(16, 10) {
         run(&format!("random --ranks 4 --table rma14 --seed {seed}"));
     }
 }
@@ -120,7 +123,9 @@ fn groups_and_contexts_are_made_by_one_thread_while_another_makes_progress() {
     for table in tables() {
         run(&format!("contexts --processes --table {table}"));
     }
-    run("contexts --ranks 3 --table rma14");
+    if !over_rdma() {
+        run("contexts --ranks 3 --table rma14");
+    }
 }
 
 #[test]
@@ -128,7 +133,9 @@ fn p6_what_many_ranks_add_to_one_signal_at_once_is_added_once() {
     for table in tables() {
         run(&format!("signals --processes --ranks 4 --table {table}"));
     }
-    run("signals --ranks 4 --table rma14 --rounds 10");
+    if !over_rdma() {
+        run("signals --ranks 4 --table rma14 --rounds 10");
+    }
     run_with("signals --gpu --processes --ranks 3 --table rma14", &GPU);
 }
 
@@ -164,11 +171,12 @@ fn p8_a_child_of_fork_is_refused_every_call_and_the_parents_operations_go_on() {
 
 #[test]
 fn p7_groups_closed_with_operations_in_flight_do_not_hang_and_leave_nothing() {
-    for table in ["gin12", "rma14"] {
-        run(&format!("closing --processes --table {table} --rounds {}", times(3, 1)));
-    }
-    run(&format!("closing --ranks 3 --table rma16 --rounds {}", times(2, 1)));
+    run(&format!("closing --processes --table rma14 --rounds {}", times(3, 1)));
     run_with(&format!("closing --gpu --processes --table rma14 --rounds {}", times(2, 1)), &GPU);
+    if !over_rdma() {
+        run("closing --processes --table gin12 --rounds 3");
+        run("closing --ranks 3 --table rma16 --rounds 2");
+    }
 }
 
 #[test]
@@ -180,7 +188,7 @@ fn p7_a_peer_that_is_killed_ends_its_operations_and_the_others_go_on() {
 
 #[test]
 fn connecting_to_64_peers_opens_nothing_before_an_operation() {
-    for table in ["gin11", "rma14"] {
+    for table in &["rma14", "gin11"][..times(2, 1)] {
         run(&format!("growth --ranks 1 --table {table} --times 64"));
     }
 }

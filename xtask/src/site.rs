@@ -40,6 +40,7 @@ const ORDER: &[(&str, &[&str])] = &[
             "docs/getting-started.md",
             "docs/clusters.md",
             "docs/nccl.md",
+            "docs/device-api-nccl.md",
             "docs/device-api.md",
             "docs/c-api.md",
             "docs/python.md",

@@ -105,6 +105,11 @@ impl Outgoing {
         Some(failure.into())
     }
 
+    /// Of a queue pair that has ended: whether the other rank closed it in order, and had all that was sent.
+    pub fn has_all(&self) -> bool {
+        self.ended().is_some() && self.end.peer_has(self.producer.slots().saturating_sub(1))
+    }
+
     /// Publishes messages whose payload the GPU has copied into the window.
     pub fn publish(&mut self, passed: u64, requests: &mut Requests) {
         let mut any = false;

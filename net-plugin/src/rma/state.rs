@@ -597,19 +597,21 @@ impl State {
 
     // -------------------------------------------------------------------- losses
 
-    /// A rank is lost: what waits for it fails, and what is asked of it later. A rank that has said that it closes is no
-    /// loss, unless something still waits for it.
+    /// A rank is lost: what waits for it fails, and what is asked of it later. A rank that closes in order is no loss, unless
+    /// something still waits for it.
     fn lose(&mut self, shared: &Shared, rank: u32, cause: Cause) {
         let peer = &mut self.peers[rank as usize];
+        // A rank that has asked nothing of this one has no queue pair to say so with.
+        let in_order = peer.bye || matches!(&peer.reach, Reach::Live(outgoing) if outgoing.has_all());
         let ops = std::mem::take(&mut peer.ops);
-        let mut missed = !peer.bye || !ops.is_empty();
+        let mut waited = !ops.is_empty();
         for request in ops.into_iter().filter_map(|op| op.request) {
             self.requests.fail(request, &cause);
         }
-        missed |= self.requests.fail_gets(rank, &cause);
+        waited |= self.requests.fail_gets(rank, &cause);
         match std::mem::replace(&mut peer.reach, Reach::Lost(cause.clone())) {
             Reach::Live(mut outgoing) => {
-                missed |= outgoing.is_staging();
+                waited |= outgoing.is_staging();
                 outgoing.give_up(|request| self.requests.fail(request, &cause));
                 // The window goes with the queue pair, unless the GPU still copies to it.
                 if let Err(failure) = self.settle_copies() {
@@ -619,9 +621,15 @@ impl State {
             }
             Reach::Dialing(mut handle) => shared.attempts.abandon(&mut handle),
             Reach::Unasked => {}
-            Reach::Lost(_) => return,
+            Reach::Lost(_) => {
+                // It was said when the rank was lost, unless the rank had closed in order.
+                if waited {
+                    shared.failed(&cause);
+                }
+                return;
+            }
         }
-        if missed {
+        if waited || !in_order {
             log::warn(&format!("RMA: rank {rank} is lost: {}", cause.text));
             shared.failed(&cause);
         }

@@ -3,7 +3,7 @@
 use super::group::Group;
 use super::rank::{Memory, Rank};
 use super::scenario::Options;
-use super::table::{Bytes, FORCE_SO, INC, Ptr, Signal, Table};
+use super::table::{Bytes, FORCE_SO, INC, Ptr, Signal, Table, warnings};
 use crate::hang;
 use crate::nccl::scenario::{counts, counts_down_to};
 
@@ -113,5 +113,45 @@ fn post(
             rank.table.iget(to, Bytes { local_mr: source.mr.device, remote_mr: target.mr.device, ..bytes })
         });
         put.into_iter().chain(get.into_iter().flatten()).collect()
+    }
+}
+
+/// A rank that has asked nothing of the others closes in order, behind the end of what was asked of it: no other rank counts
+/// that as an error. What is asked of it later fails.
+pub fn leaving(o: &Options, table: &Table, group: Group) {
+    let mut rank = Rank::new(o, table, group, 1);
+    let (me, ranks) = (rank.me(), rank.ranks());
+    let data = rank.memory(0, 4096, rank.kind, FORCE_SO);
+    let put = |rank: &Rank| {
+        let bytes =
+            Bytes { local: 0, local_mr: data.mr.device, size: 64, remote: 64, remote_mr: data.mr.device };
+        let signal = Signal { at: 1024, mr: data.mr.device, value: 0, op: INC, strong: true };
+        // SAFETY: the memory stays until the end.
+        unsafe { table.iput_signal(rank.to(0, 0, ranks - 1), bytes, signal) }
+    };
+    if me != ranks - 1 {
+        let request = put(&rank).expect("iputSignal");
+        rank.done(0, request);
+        rank.barrier();
+        // The last rank closes.
+        rank.barrier();
+        // Some turns look for losses.
+        (0..5000).for_each(|_| rank.progress());
+        rank.no_error();
+        assert!(warnings().is_empty(), "rank {me}: {:#?}", warnings());
+        let failed = put(&rank).and_then(|request| rank.ended(0, request));
+        failed.expect_err("a put to a rank that has closed");
+        rank.has_error(0);
+        rank.barrier();
+        rank.end([data]);
+    } else {
+        rank.until_value(&data, 1024, ranks as u64 - 1);
+        rank.barrier();
+        let mut group = rank.end([data]);
+        group.barrier(&mut || {});
+        group.barrier(&mut || {});
+    }
+    if me == 0 {
+        println!("{}: a rank of {ranks} closed", table.version.name());
     }
 }
