@@ -29,9 +29,9 @@ fn times(n: usize, rdma: usize) -> usize {
     if over_rdma() { rdma } else { n }
 }
 
-/// What differs between tables over RDMA in software: little, so fewer tables run there.
+/// The tables that are tried: over RDMA in software one, because it is slow and the tables do the same there.
 fn tables() -> &'static [&'static str] {
-    if over_rdma() { &["gin12", "rma14"] } else { &TABLES }
+    if over_rdma() { &["rma14"] } else { &TABLES }
 }
 
 fn command(arguments: &str) -> Command {
@@ -176,6 +176,13 @@ fn p7_groups_closed_with_operations_in_flight_do_not_hang_and_leave_nothing() {
     if !over_rdma() {
         run("closing --processes --table gin12 --rounds 3");
         run("closing --ranks 3 --table rma16 --rounds 2");
+    }
+}
+
+#[test]
+fn a_rank_that_closes_behind_the_end_of_its_operations_is_no_error_at_the_others() {
+    for table in tables() {
+        run(&format!("leaving --processes --ranks 3 --table {table}"));
     }
 }
 
