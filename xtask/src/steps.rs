@@ -355,6 +355,15 @@ pub const STEPS: &[Step] = &[
         run: |bench| vm::step_of_one(bench, "verbs-cm"),
     },
     Step {
+        name: "rma",
+        budget: 180,
+        when: When::Full,
+        lane: Lane::Main,
+        needs: vm::NEEDS,
+        about: "the NCCL plugin's tables for one-sided operations over soft-RoCE and over TCP, in a virtual machine",
+        run: |bench| vm::step_of_one(bench, "rma"),
+    },
+    Step {
         name: "chaos-pair",
         budget: 200,
         when: When::Full,

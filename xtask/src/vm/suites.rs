@@ -324,7 +324,7 @@ sleep 1
         name: "rma",
         guests: 1,
         budget: 120,
-        default: true,
+        default: false,
         about: "the NCCL plugin's tables for one-sided operations under their caller, over RDMA and over TCP",
         build: &[&["test", "--package", "pushgate-tests", "--test", "rma"]],
         devices: &[],
