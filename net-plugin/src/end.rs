@@ -125,10 +125,16 @@ impl CommEnd {
 
     #[cold]
     fn gpu_is_lost(&self, reason: &str) -> Failure {
-        // An engine that is gone has already ended the queue pair.
-        let _ = self.lane.engine.fail(Some(self.qp), Status::new(abi::PUSHGATE_ABORTED));
+        self.abort();
         let text = format!("{self}: the GPU's copying kernel is lost: {reason}");
         Failure::new(Code::System, text)
+    }
+
+    /// Ends the queue pair, so that the peer learns that this end has failed.
+    #[cold]
+    pub fn abort(&self) {
+        // An engine that is gone has already ended the queue pair.
+        let _ = self.lane.engine.fail(Some(self.qp), Status::new(abi::PUSHGATE_ABORTED));
     }
 
     /// Of a queue pair that has ended: whether the peer had received our message `number` when it closed. What the peer said

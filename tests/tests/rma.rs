@@ -135,8 +135,8 @@ fn p6_what_many_ranks_add_to_one_signal_at_once_is_added_once() {
     }
     if !over_rdma() {
         run("signals --ranks 4 --table rma14 --rounds 10");
+        run_with("signals --gpu --processes --ranks 3 --table rma14", &GPU);
     }
-    run_with("signals --gpu --processes --ranks 3 --table rma14", &GPU);
 }
 
 #[test]
@@ -172,8 +172,8 @@ fn p8_a_child_of_fork_is_refused_every_call_and_the_parents_operations_go_on() {
 #[test]
 fn p7_groups_closed_with_operations_in_flight_do_not_hang_and_leave_nothing() {
     run(&format!("closing --processes --table rma14 --rounds {}", times(3, 1)));
-    run_with(&format!("closing --gpu --processes --table rma14 --rounds {}", times(2, 1)), &GPU);
     if !over_rdma() {
+        run_with("closing --gpu --processes --table rma14 --rounds 2", &GPU);
         run("closing --processes --table gin12 --rounds 3");
         run("closing --ranks 3 --table rma16 --rounds 2");
     }
@@ -191,6 +191,11 @@ fn p7_a_peer_that_is_killed_ends_its_operations_and_the_others_go_on() {
     for table in tables() {
         run(&format!("lost --processes --ranks 3 --table {table}"));
     }
+}
+
+#[test]
+fn p7_a_rank_that_cannot_let_another_one_connect_ends_the_operations_of_all() {
+    run("exhausted --processes --ranks 3 --table rma14");
 }
 
 #[test]

@@ -110,6 +110,11 @@ impl Incoming {
         self.held.is_none() && self.landings.is_empty()
     }
 
+    /// Ends the queue pair, because this end has failed.
+    pub fn abort(&self) {
+        self.end.abort();
+    }
+
     /// Ends the queue pair, because its other end broke a rule.
     pub fn refuse(&self, why: &str) -> Cause {
         let from =

@@ -105,6 +105,11 @@ impl Outgoing {
         Some(failure.into())
     }
 
+    /// Ends the queue pair, because this end has failed.
+    pub fn abort(&self) {
+        self.end.abort();
+    }
+
     /// Of a queue pair that has ended: whether the other rank closed it in order, and had all that was sent.
     pub fn has_all(&self) -> bool {
         self.ended().is_some() && self.end.peer_has(self.producer.slots().saturating_sub(1))

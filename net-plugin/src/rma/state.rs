@@ -342,6 +342,9 @@ impl State {
 
     fn try_progress(&mut self, shared: &Shared) -> Result<()> {
         if self.broken.is_some() {
+            if self.turns % LOOK == 1 {
+                self.turn_away(shared);
+            }
             return Ok(());
         }
         if self.come + 1 < self.peers.len() && self.turns % LOOK == 1 {
@@ -646,12 +649,31 @@ impl State {
         }
     }
 
-    /// The coll comm as a whole fails.
+    /// The coll comm as a whole fails. The other ranks are told by the end of all queue pairs.
     fn break_off(&mut self, shared: &Shared, cause: Cause) {
         log::warn(&format!("RMA: {}", cause.text));
         shared.failed(&cause);
         self.requests.fail_all(&cause);
+        self.incoming.iter().for_each(Incoming::abort);
+        for peer in &mut self.peers {
+            match &mut peer.reach {
+                Reach::Live(outgoing) => outgoing.abort(),
+                Reach::Dialing(handle) => {
+                    shared.attempts.abandon(handle);
+                    peer.reach = Reach::Lost(cause.clone());
+                }
+                Reach::Unasked | Reach::Lost(_) => {}
+            }
+        }
         self.broken = Some(cause);
+    }
+
+    /// Of a coll comm that has failed: ranks that connect are told so by the end of their queue pairs.
+    fn turn_away(&mut self, shared: &Shared) {
+        // What fails here ends the attempt of that rank too.
+        while let Ok(Some(made)) = shared.listener.next(&Purpose::Rma(shared.lane.clone())) {
+            drop(Incoming::new(shared.runtime.clone(), made));
+        }
     }
 
     // ------------------------------------------------------------------- endings

@@ -1,13 +1,13 @@
-//! A rank that dies.
+//! A rank that dies, and one that can't go on.
 
 use std::time::{Duration, Instant};
 
-use rustix::process::{Signal as Kill, getpid, kill_process};
+use rustix::process::{Resource, Rlimit, Signal as Kill, getpid, getrlimit, kill_process, setrlimit};
 
 use super::group::Group;
 use super::rank::{Memory, Rank};
 use super::scenario::Options;
-use super::table::{Bytes, FORCE_SO, INC, Signal, Table};
+use super::table::{Bytes, FORCE_SO, Failed, INC, Signal, Table};
 
 /// The rank that dies.
 pub const VICTIM: usize = 1;
@@ -102,5 +102,58 @@ pub fn lost(o: &Options, table: &Table, group: Group) {
         assert_eq!(m.data.buffer.differs(4096 * (1 + peer), 4096, 100 + peer as u64), None);
     }
     rank.barrier();
+    rank.end([m.data, m.signals]);
+}
+
+/// Puts to a peer until a put fails.
+fn until_failure(rank: &Rank, m: &Memories, peer: usize) -> Failed {
+    let begin = Instant::now();
+    loop {
+        if let Err(failed) = put_to(rank, m, peer).and_then(|request| rank.ended(0, request)) {
+            return failed;
+        }
+        assert!(
+            begin.elapsed() < crate::hang(),
+            "rank {}: puts to a rank that has failed succeed",
+            rank.me()
+        );
+    }
+}
+
+/// A rank without a free descriptor can't let another rank connect, which fails that rank's group as a whole: operations of the
+/// ranks that were connected fail, and those of the rank that connects.
+pub fn exhausted(o: &Options, table: &Table, group: Group) {
+    let mut rank = Rank::new(o, table, group, 1);
+    let (me, ranks) = (rank.me(), rank.ranks());
+    assert!(ranks > 2 && o.processes, "exhausted needs three ranks, as processes");
+    let m = Memories {
+        data: rank.memory(0, 4096 * (1 + ranks), rank.kind, 0),
+        signals: rank.memory(0, 8 * ranks, rank.kind, FORCE_SO),
+    };
+    if me > 1 {
+        let request = put_to(&rank, &m, 0).expect("iputSignal");
+        rank.done(0, request);
+    }
+    if me == 0 {
+        (2..ranks).for_each(|peer| rank.until_value(&m.signals, 8 * peer, 1));
+    }
+    rank.barrier();
+    let before = getrlimit(Resource::Nofile);
+    if me == 0 {
+        let current = Some(crate::nccl::scenario::counts()[0] as u64 + 1);
+        setrlimit(Resource::Nofile, Rlimit { current, ..before }).expect("setrlimit");
+    }
+    rank.barrier();
+    if me == 0 {
+        let ctx = rank.to(0, 0, 0).ctx;
+        rank.until("an error", || table.last_error(ctx) == Ok(true));
+    } else {
+        let failed = until_failure(&rank, &m, 0);
+        println!("rank {me}: {failed}");
+        rank.has_error(0);
+    }
+    // Rank 0 makes progress meanwhile.
+    rank.barrier();
+    setrlimit(Resource::Nofile, before).expect("setrlimit");
     rank.end([m.data, m.signals]);
 }

@@ -89,7 +89,7 @@ const fn warning(name: &'static str, every: fn(&Options, &Table, Group)) -> Scen
 }
 
 /// All scenarios.
-pub const ALL: [Scenario; 15] = [
+pub const ALL: [Scenario; 16] = [
     quiet("bytes", super::bytes::bytes),
     quiet("order", super::order::order),
     quiet("random", super::random::random),
@@ -103,6 +103,7 @@ pub const ALL: [Scenario; 15] = [
     warning("closing", super::closing::closing),
     warning("leaving", super::closing::leaving),
     Scenario { name: "lost", every: super::lost::lost, warns: true, killed: Some(super::lost::VICTIM) },
+    warning("exhausted", super::lost::exhausted),
     quiet("growth", super::growth::growth),
     quiet("speed", super::speed::speed),
 ];
