@@ -450,7 +450,7 @@ fn tests(bench: &mut Bench) -> Result<Outcome> {
     over_tcp(bench)
 }
 
-/// The suite of queue pairs over loopback. Of two tests a rogue engine writes records into a ring that this link does not have.
+/// The suite of queue pairs over loopback, and those of the device API and of NCCL's RMA table. Of two tests a rogue engine writes records into a ring that this link does not have.
 fn over_tcp(bench: &mut Bench) -> Result<Outcome> {
     let skip = [
         "--",
@@ -468,9 +468,12 @@ fn over_tcp(bench: &mut Bench) -> Result<Outcome> {
     let kernels =
         ["test", "--package", "pushgate-tests", "--test", "device_api", "--release", "--no-fail-fast"];
     let kernels = bench.cargo_with(&kernels, &[("PUSHGATE_TEST_QP", "tcp")]);
+    let rma = ["test", "--package", "pushgate-tests", "--test", "rma", "--release", "--no-fail-fast"];
+    let rma = bench.cargo_with(&rma, &[("PUSHGATE_QP", "tcp")]);
     sockets?;
     uring?;
-    kernels
+    kernels?;
+    rma
 }
 
 /// Runs Prometheus on the loopback, from a folder into which Debian's package is unpacked: installing it would start a service.

@@ -325,7 +325,7 @@ sleep 1
         guests: 1,
         budget: 120,
         default: false,
-        about: "the NCCL plugin's tables for one-sided operations under their caller, over RDMA and over TCP",
+        about: "the NCCL plugin's tables for one-sided operations under their caller, over RDMA; deaths and closing over TCP",
         build: &[&["test", "--package", "pushgate-tests", "--test", "rma"]],
         devices: &[],
         module: false,
