@@ -112,7 +112,10 @@ impl Outgoing {
 
     /// Of a queue pair that has ended: whether the other rank closed it in order, and had all that was sent.
     pub fn has_all(&self) -> bool {
-        self.ended().is_some() && self.end.peer_has(self.producer.slots().saturating_sub(1))
+        // An end that refuses a message, or fails, says farewell too.
+        let closed =
+            self.producer.status().is_some_and(|status| u32::from(status.code) == abi::PUSHGATE_PEER_LOST);
+        closed && self.end.peer_has(self.producer.slots().saturating_sub(1))
     }
 
     /// Publishes messages whose payload the GPU has copied into the window.
