@@ -139,8 +139,11 @@ pub fn leaving(o: &Options, table: &Table, group: Group) {
         (0..5000).for_each(|_| rank.progress());
         rank.no_error();
         assert!(warnings().is_empty(), "rank {me}: {:#?}", warnings());
-        let failed = put(&rank).and_then(|request| rank.ended(0, request));
-        failed.expect_err("a put to a rank that has closed");
+        // The first ones may be done before the end of the other rank is known here.
+        let begin = std::time::Instant::now();
+        while put(&rank).and_then(|request| rank.ended(0, request)).is_ok() {
+            assert!(begin.elapsed() < hang(), "rank {me}: puts to a rank that has closed succeed");
+        }
         rank.has_error(0);
         rank.barrier();
         rank.end([data]);
