@@ -178,7 +178,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "tests",
-        budget: 455,
+        budget: 505,
         when: When::Default,
         lane: Lane::Main,
         needs: &[Need::Cxx],

@@ -323,7 +323,7 @@ sleep 1
     Suite {
         name: "rma",
         guests: 1,
-        budget: 120,
+        budget: 150,
         default: false,
         about: "the NCCL plugin's tables for one-sided operations under their caller, over RDMA; deaths and closing over TCP",
         build: &[&["test", "--package", "pushgate-tests", "--test", "rma"]],
