@@ -3,15 +3,18 @@
 mod common;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use common::*;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::record::{Opcode, Record};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::endpoint::Endpoint;
 use pushgate_proxy::engine::{Drive, Engine, EngineError, EngineOptions, QpId};
 use pushgate_proxy::idle::{Step, Wake};
+use pushgate_proxy::mover::{MoveError, Mover};
+use pushgate_proxy::region::RegionMemory;
 use pushgate_proxy::session::Status;
 
 /// Passes that are enough for whatever is on its way.
@@ -19,10 +22,16 @@ const PASSES: usize = 100;
 
 /// Two driven engines with a queue pair between them, and the device of each.
 fn pair() -> [(Engine, QpId, Device); 2] {
+    pair_with(None)
+}
+
+/// As [`pair`], with a copy engine at the second one.
+fn pair_with(mut mover: Option<Box<dyn Mover>>) -> [(Engine, QpId, Device); 2] {
     let m = [0, 1].map(|rank| Memory::new(Geometry { rank, ..GEOMETRY }));
     let mut bells = common::bells().map(Some);
     [0, 1].map(|i| {
-        let driven = EngineOptions { drive: Drive::Caller, ..EngineOptions::default() };
+        let mover = mover.take_if(|_| i == 1);
+        let driven = EngineOptions { drive: Drive::Caller, mover, ..EngineOptions::default() };
         let engine = Engine::start(EventFd::new().unwrap(), driven).unwrap();
         let end = Endpoint::local(m[i].joined(&m[1 - i], bells[i].take()), options(1 - i as u32)).unwrap();
         let qp = engine.add_qp(end, Wake::Doorbell).unwrap();
@@ -89,6 +98,57 @@ fn messages_to_a_program_that_does_not_call_move() {
         });
         // Their next calls take the engines back, asleep or not.
         (0..round).for_each(|_| _ = (b.drive().unwrap(), a.drive().unwrap()));
+    }
+}
+
+/// A copy engine that takes this long to begin a copy: so long takes the pass that takes in a PUT to a device's region.
+struct Slow(Duration);
+
+impl Mover for Slow {
+    fn start(&mut self, _: u64, _: usize, _: usize) -> Result<u64, MoveError> {
+        std::thread::sleep(self.0);
+        Ok(0)
+    }
+    fn done(&mut self, _: u64) -> Result<bool, MoveError> {
+        Ok(true)
+    }
+}
+
+#[test]
+fn a_thread_does_not_stand_in_for_a_program_whose_last_call_was_long_and_ended_a_moment_ago() {
+    /// The thread looks whether the program calls as often as this, and so long a program must be away for the thread to
+    /// stand in: `engine/driven.rs` has the same number.
+    const ABSENT: Duration = Duration::from_millis(5);
+    /// How often the program was away for a shorter time behind a longer call. The thread's looks come at any time of such
+    /// a round: half of them would find the program away if the thread took the beginning of a call for its end.
+    const ROUNDS: u32 = 40;
+    let [(a, _, mut sender), (b, qb, _)] = pair_with(Some(Box::new(Slow(3 * ABSENT))));
+    let device = RegionMemory::Device { address: 4096, exported: None };
+    // SAFETY: nothing is at that address: the copy engine of this test copies nothing.
+    let rkey = unsafe { b.add_region(qb, device, 4096) }.unwrap();
+    let (begin, mut rounds) = (Instant::now(), 0);
+    while rounds < ROUNDS {
+        assert!(begin.elapsed() < pushgate_tests::hang(), "{rounds} rounds");
+        assert!(sender.post(Record { rkey, ..Record::new(Opcode::Put) }, &[1; 100]));
+        a.drive().unwrap();
+        let (called, taken) = (Instant::now(), b.stood_in());
+        // This one call takes the message in.
+        b.drive().unwrap();
+        let (returned, before) = (Instant::now(), b.stood_in());
+        while returned.elapsed() < ABSENT / 2 {
+            std::hint::spin_loop();
+        }
+        let after = b.stood_in();
+        let away = returned.elapsed();
+        // A machine that does other work takes the core away for longer than a program may be away, before a call or behind
+        // it. The thread then stands in as it should.
+        let is_long = returned - called >= 3 * ABSENT;
+        if taken == before && is_long && away < ABSENT {
+            assert_eq!(after, before, "passes were made for a program that was away for {away:?}");
+            rounds += 1;
+        }
+        // Short calls again, which finish the message and take its slot back.
+        (0..4).for_each(|_| _ = (a.drive().unwrap(), b.drive().unwrap()));
     }
 }
 
