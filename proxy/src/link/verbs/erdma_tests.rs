@@ -7,14 +7,15 @@ use std::cell::{Cell, RefCell};
 use std::ffi::c_int;
 use std::ptr::null_mut;
 
+use pushgate_driver_shim::record::{Opcode, Record};
 use pushgate_rdma_core_sys::*;
 
 use super::cm::RdmaCm;
-use super::config::Config;
+use super::config::{Config, WriteOrder};
 use super::kinds::{Kind, Protocol};
 use super::setup::VerbsOpening;
 use super::simulated::{self, Sim};
-use super::simulated_tests::{GEOMETRY, any_order_on, memory};
+use super::simulated_tests::{GEOMETRY, any_order_on, memory, pair};
 use crate::link::verbs::VerbsError;
 
 const EIO: c_int = 5;
@@ -169,6 +170,37 @@ fn p3_p6_no_call_of_a_link_is_refused_by_erdma_or_software_iwarp_whatever_breaks
             assert!(links > 0, "no link was replaced");
         }
     }
+}
+
+#[test]
+fn p7_over_software_iwarp_credit_comes_back_though_the_read_behind_the_first_counts_is_not_answered() {
+    let sim = device(connected(SIW));
+    // A simulated device does not say that it keeps the order of WRITEs. This test does.
+    let config = Config { cm: RdmaCm::Off, write_order: WriteOrder::Assume, ..Config::default() };
+    let [mut a, mut b] = pair(&sim, &config);
+    let before = sim.completions();
+    for sent in 1..=1 << GEOMETRY.link_log {
+        let record = Record { flags: Record::INLINE, ..Record::new(Opcode::Send) };
+        assert!(a.device.post(record, &[1; 8]), "message {sent}");
+        a.poll();
+        // WRITEs arrive. The answers to READs come behind them, and are not there yet.
+        while sim.place(0) {}
+        b.poll();
+        assert!(b.device.try_recv().is_some(), "message {sent}");
+        b.device.release(1);
+        b.poll();
+        while sim.place(0) {}
+        a.poll();
+        assert_eq!(a.endpoint.counters().retired, sent, "the peer's counts wait for a READ");
+    }
+    assert_eq!(sim.completions(), before);
+    // Once the READs are answered, all is told, and nothing is under way any more.
+    for _ in 0..100 {
+        while sim.complete(0) {}
+        a.poll();
+        b.poll();
+    }
+    assert!(!sim.place(0) && !sim.complete(0) && REFUSED.take().is_empty());
 }
 
 /// An end and what it offers.
