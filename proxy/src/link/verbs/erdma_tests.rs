@@ -173,34 +173,37 @@ fn p3_p6_no_call_of_a_link_is_refused_by_erdma_or_software_iwarp_whatever_breaks
 }
 
 #[test]
-fn p7_over_software_iwarp_credit_comes_back_though_the_read_behind_the_first_counts_is_not_answered() {
+fn p7_over_software_iwarp_credit_comes_back_while_no_read_is_answered() {
     let sim = device(connected(SIW));
     // A simulated device does not say that it keeps the order of WRITEs. This test does.
     let config = Config { cm: RdmaCm::Off, write_order: WriteOrder::Assume, ..Config::default() };
     let [mut a, mut b] = pair(&sim, &config);
-    let before = sim.completions();
-    for sent in 1..=1 << GEOMETRY.link_log {
-        let record = Record { flags: Record::INLINE, ..Record::new(Opcode::Send) };
-        assert!(a.device.post(record, &[1; 8]), "message {sent}");
-        a.poll();
-        // WRITEs arrive. The answers to READs come behind them, and are not there yet.
-        while sim.place(0) {}
-        b.poll();
-        assert!(b.device.try_recv().is_some(), "message {sent}");
-        b.device.release(1);
-        b.poll();
-        while sim.place(0) {}
-        a.poll();
-        assert_eq!(a.endpoint.counters().retired, sent, "the peer's counts wait for a READ");
+    for round in 0..4 {
+        let before = sim.completions();
+        for n in 1..=1 << GEOMETRY.link_log {
+            let sent = (round << GEOMETRY.link_log) + n;
+            let record = Record { flags: Record::INLINE, ..Record::new(Opcode::Send) };
+            assert!(a.device.post(record, &[1; 8]), "message {sent}");
+            a.poll();
+            // WRITEs arrive. The answers to READs come behind them, and are not there yet.
+            while sim.place(0) {}
+            b.poll();
+            assert!(b.device.try_recv().is_some(), "message {sent}");
+            b.device.release(1);
+            b.poll();
+            while sim.place(0) {}
+            a.poll();
+            assert_eq!(a.endpoint.counters().retired, sent, "the peer's counts wait for a READ");
+        }
+        assert_eq!(sim.completions(), before);
+        // Now READs are answered, so that the send queue has room for as many messages again.
+        for _ in 0..10 {
+            while sim.complete(0) {}
+            a.poll();
+            b.poll();
+        }
     }
-    assert_eq!(sim.completions(), before);
-    // Once the READs are answered, all is told, and nothing is under way any more.
-    for _ in 0..100 {
-        while sim.complete(0) {}
-        a.poll();
-        b.poll();
-    }
-    assert!(!sim.place(0) && !sim.complete(0) && REFUSED.take().is_empty());
+    assert!(!sim.place(0) && REFUSED.take().is_empty());
 }
 
 /// An end and what it offers.

@@ -5,9 +5,9 @@
 //! end has a place of its own in the outbox, so that it need not wait for the line before it where WRITEs keep their
 //! order.
 //!
-//! Where WRITEs keep their order and their arrival is learnt by a READ, which may come back behind much of the peer's payload,
-//! lines with counts follow a line that is on its way, [`AHEAD`] at most. A peer that waits for credit has to wait for
-//! no READ of this end then.
+//! Where WRITEs keep their order and their arrival is learnt by a READ, which is a packet to and fro and may come back behind
+//! much of the peer's payload, most lines with counts ask for nothing: they follow a line that is on its way or has arrived, and
+//! after [`AHEAD`] of them one asks. A peer that waits for credit has to wait for no READ of this end then.
 
 use pushgate_driver_shim::abi;
 
@@ -16,7 +16,7 @@ use super::inbox::LINE_WORDS;
 use crate::link::PeerCounts;
 use crate::session::count_word;
 
-/// Lines with counts that follow one whose arrival is not known yet, at most, where lines may follow.
+/// Lines with counts that follow one whose arrival was asked for, at most, where lines may follow.
 pub(super) const AHEAD: u32 = 16;
 
 /// What a link knows of the lines that it has written.
@@ -172,6 +172,8 @@ impl Line {
         let (at, asks) = match (self.last, self.dirty || self.counts_due) {
             // A line that is on its way must not be placed over the last one.
             (true, _) if before.in_order || arrived => (1, true),
+            // Counts alone need no answer, which is a packet to and fro.
+            (false, true) if self.counts_due && !self.dirty && follows => (0, false),
             (false, true) if arrived => (0, true),
             (false, true) if self.counts_due && follows => (0, false),
             _ => return None,
@@ -232,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_follow_a_line_that_is_on_its_way_a_few_times_and_ask_for_nothing() {
+    fn counts_follow_a_line_a_few_times_and_ask_for_nothing_whether_it_has_arrived_or_not() {
         let mut line = Line::default();
         let mut next = |due: &mut dyn FnMut(&mut Line), done| {
             due(&mut line);
@@ -243,13 +245,18 @@ mod tests {
             Some((due.asks, due.words[0]))
         };
         let counts = |received| move |line: &mut Line| line.acknowledge(PeerCounts { received, ..COUNTS });
-        for round in [0, 5] {
-            assert_eq!(next(&mut counts(0), round), Some((true, 0)), "the first asks");
+        // At first with nothing on its way, then behind a line whose READ is not back.
+        for round in 0..4 {
+            if round > 0 {
+                assert_eq!(next(&mut counts(50), 5), Some((true, 50)), "this one asks");
+            }
             for received in 1..=AHEAD as u64 {
                 assert_eq!(next(&mut counts(received), 4), Some((false, received)));
                 assert_eq!(next(&mut |_| {}, 4), None, "nothing is due");
             }
-            assert_eq!(next(&mut counts(99), 4), None, "no more slots are set aside");
+            if round > 0 {
+                assert_eq!(next(&mut counts(99), 4), None, "no more slots are set aside");
+            }
         }
         // A line that was asked for, for its completion's sake, is still due behind one that follows.
         assert_eq!(next(&mut Line::touch, 5), Some((true, 99)));
