@@ -213,7 +213,7 @@ sleep 1
     Suite {
         name: "siw-faults",
         guests: 1,
-        budget: 75,
+        budget: 90,
         default: true,
         about: "software iWARP: ports, addresses and ranks that go; links that break and are replaced; the NCCL plugin",
         build: &[ALLREDUCE, PUSHGATE, &["test", "--package", "pushgate-tests", "--test", "nccl"]],

@@ -22,8 +22,9 @@ chaos --seconds 20 --every 500ms --seed 7620
 run 900 "$TEST_NCCL" --ignored --test-threads 1 recovering::
 [ "$code" = 0 ] || fail "links of the plugin that break"
 grep -q 'test result: ok. 2 passed' /tmp/out || fail "the tests did not run"
-run 900 "$TEST_NCCL" --test-threads 1 ranks_as_processes_get_every_byte a_peer_that_is_killed
+run 900 "$TEST_NCCL" --test-threads 1 ranks_as_processes_get_every_byte a_peer_that_is_killed \
+    p7_connections_closed_with_messages_in_flight
 [ "$code" = 0 ] || fail "the plugin over siw0"
-grep -q 'test result: ok. 2 passed' /tmp/out || fail "the tests did not run"
+grep -q 'test result: ok. 3 passed' /tmp/out || fail "the tests did not run"
 without siw0 s0
 ! dmesg | grep -E 'BUG|Oops|WARNING:|blocked for more than' || fail "the kernel complains"
