@@ -2,24 +2,36 @@
 # options of perftest's programs; ADDRESS, that of the device. Each end has a core of its own, as the threads of
 # pushgate's bench have: two ends that poll must not share a core. The figures go to /run/out/figures.txt.
 
-# client PROGRAM OPTION...: one try of perftest's client.
+# client PROGRAM OPTION...: one try of perftest's client. One that hangs is ended, and there is no other try; it takes seconds
+# else. `tried` is how it ended.
 client() {
-    taskset -c 0 "$@" $THEIRS "$ADDRESS" >/run/out/client.txt 2>&1
+    tried=0
+    timeout 60 taskset -c 0 "$@" $THEIRS "$ADDRESS" >/run/out/client.txt 2>&1 || tried=$?
+    # 124 or 143: it was ended.
+    [ $tried = 0 ] || [ $tried = 124 ] || [ $tried = 143 ]
 }
 
-# theirs NAME PROGRAM OPTION...: perftest's own figures, in MiB/s and in ticks of the processor's clock; the clock rate with
-# which perftest makes microseconds is estimated again each time.
-theirs() {
-    what=$1
-    shift
+# both PROGRAM OPTION...: one try of perftest's server and client.
+both() {
     taskset -c 1 "$@" $THEIRS >/run/out/server.txt 2>&1 &
     server=$!
     case $THEIRS in
     # A listener of rdma_cm shows nowhere over RoCE, and over iWARP before it answers: until then a client is refused.
     *-R*) within 60 "$1: no client was served" client "$@" ;;
     *) listening 18515 && client "$@" ;;
-    esac || { cat /run/out/server.txt /run/out/client.txt; exit 1; }
+    esac && [ $tried = 0 ] && wait $server && return
+    kill $server 2>/dev/null
     wait $server
+    return 1
+}
+
+# theirs NAME PROGRAM OPTION...: perftest's own figures, in MiB/s and in ticks of the processor's clock; the clock rate with
+# which perftest makes microseconds is estimated again each time. With rdma_cm its two ends wait for each other for ever now and
+# then: they are started anew.
+theirs() {
+    what=$1
+    shift
+    both "$@" || both "$@" || both "$@" || { cat /run/out/server.txt /run/out/client.txt; exit 1; }
     awk -v what="$what" '$1 + 0 > 0 && NF >= 5 {
         print what, what ~ /_bw$/ ? $4 * 1.048576 : $5
     }' /run/out/client.txt >>/run/out/figures.txt
