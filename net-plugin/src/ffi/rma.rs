@@ -108,8 +108,9 @@ unsafe extern "C" fn properties_v12(dev: c_int, to: *mut PropsV12) -> R {
 
 unsafe extern "C" fn rma_properties(_coll: *mut c_void, to: *mut RmaProperties) -> R {
     call("getRmaProperties", || {
-        // All contexts share the one queue pair to a rank, which keeps the order of everything.
-        let properties = RmaProperties { flushes_all_puts_on_any_signal: true };
+        // All contexts share the one queue pair to a rank, which keeps the order of everything; but a signal of one rank tells
+        // nothing of another rank's puts, and no public header says whether NCCL means these too.
+        let properties = RmaProperties { flushes_all_puts_on_any_signal: false };
         // SAFETY: NCCL gives a place that can be written, or NULL.
         unsafe { put(to, "props", properties) }
     })

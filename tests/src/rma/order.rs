@@ -40,7 +40,8 @@ pub fn order(o: &Options, table: &Table, group: Group) {
                     remote: (me * area + at) as u64,
                     remote_mr: target.mr.device,
                 };
-                let to = if rank.flushes_all_puts { rank.to(0, n % all, peer) } else { to };
+                // The plugin keeps one order for all contexts (docs/device-api-nccl.md).
+                let to = rank.to(0, n % all, peer);
                 requests.push(rank.put(To { flags: MORE, ..to }, bytes));
                 (at, n) = (at + size, n + 1);
             }

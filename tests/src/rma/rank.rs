@@ -61,8 +61,6 @@ pub struct Rank<'a> {
     pub depth: usize,
     /// The kind of memory for signals and data: [`HOST`] or [`CUDA`].
     pub kind: i32,
-    /// The plugin says that a signal of any context tells of the puts of all contexts.
-    pub flushes_all_puts: bool,
     /// Memory may be registered by a dma-buf.
     pub dma_bufs: bool,
 }
@@ -86,7 +84,6 @@ impl<'a> Rank<'a> {
             contexts: table.version.contexts(o.contexts),
             depth: super::table::MAX_REQUESTS * props.max_recvs as usize,
             kind: if o.gpu { CUDA } else { HOST },
-            flushes_all_puts: false,
             dma_bufs: props.ptr_support & 4 != 0,
         };
         rank.add_coll(ctxs);
@@ -118,7 +115,10 @@ impl<'a> Rank<'a> {
         self.table.close_listen(listener).expect("closeListen");
         let ctxs = if self.table.version.is_gin() { 1 } else { ctxs };
         if let Some(flushes) = self.table.flushes_all_puts(comm) {
-            self.flushes_all_puts = flushes.expect("getRmaProperties");
+            assert!(
+                !flushes.expect("getRmaProperties"),
+                "a signal of one rank tells nothing of another's puts"
+            );
         }
         // Of GIN the first group is used as by NCCL 2.29, which takes the collComm, and the others as by 2.30.4.
         let takes_comm = self.table.version.is_gin() && self.colls.is_empty();
