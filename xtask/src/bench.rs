@@ -51,11 +51,13 @@ impl Bench {
         let mut command = process::cargo(&self.paths.root);
         command.env("PUSHGATE_SKIP_LOG", self.skip_log());
         command.env("_PUSHGATE_TEST_PATIENCE", self.patience.to_string());
-        // If there is a toolkit, tests that need NVRTC load the toolkit's.
-        if std::env::var_os("PUSHGATE_NVRTC_DIR").is_none()
-            && let Some(nvrtc) = cuda::present(&self.paths).and_then(|toolkit| toolkit.nvrtc)
-        {
-            command.env("PUSHGATE_NVRTC_DIR", nvrtc);
+        // If there is a toolkit, tests that need NVRTC load the toolkit's, and those that need nvcc run it. Programs find no nvcc
+        // by this variable: they are tested without one.
+        if let Some(toolkit) = cuda::present(&self.paths) {
+            command.env("_PUSHGATE_TEST_NVCC", toolkit.nvcc);
+            if std::env::var_os("PUSHGATE_NVRTC_DIR").is_none() {
+                command.envs(toolkit.nvrtc.map(|nvrtc| ("PUSHGATE_NVRTC_DIR", nvrtc)));
+            }
         }
         command
     }

@@ -1,5 +1,6 @@
 //! Tests of images: made by hand, and by nvcc where there is one.
 
+use std::path::PathBuf;
 use std::process::Command;
 
 use super::*;
@@ -224,7 +225,8 @@ fn p8_images_with_random_changes_are_taken_or_refused_and_nothing_else() {
 
 #[test]
 fn images_that_nvcc_makes_say_what_they_are_for() {
-    let Some(nvcc) = find_nvcc() else {
+    let named = std::env::var_os("_PUSHGATE_TEST_NVCC").map(PathBuf::from);
+    let Some(nvcc) = named.or_else(find_nvcc) else {
         return pushgate_tests::skip("images_that_nvcc_makes_say_what_they_are_for: no nvcc");
     };
     let folder = Folder::new("image");
