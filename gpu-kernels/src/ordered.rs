@@ -112,8 +112,8 @@ impl OrderedCopies {
             // SAFETY: this function's caller promises what `store` requires.
             Kind::Cuda(stream) => unsafe { stream.store(dst, value) },
             Kind::Cpu => {
-                // Release: orders the copies before it, which are plain stores of this thread, for whoever reads the value
-                // with acquire.
+                // Release: orders the copies before it, which are plain stores of this thread, for a thread that
+                // reads the value with acquire.
                 // SAFETY: the caller's promise; on the CPU, device addresses are host addresses.
                 unsafe { AtomicU64::from_ptr(dst as *mut u64) }.store(value, Ordering::Release);
                 Ok(())

@@ -858,155 +858,123 @@ type PutSignal11 =
 type PutSignal12 =
     unsafe extern "C" fn(Ptr, u64, Ptr, usize, u64, Ptr, u32, u64, Ptr, u64, u32, c_int, OutPointer) -> R;
 
-table! {
+/// A table of version 13 or later.
+macro_rules! rma {
+    (
+        $(#[doc = $doc:literal])+ $table:ident, $symbol:ident, $bytes:literal, { $($more:ident: $type:ty = $value:expr,)* },
+        context: $create:ty = $create_context:expr,
+        memory: $reg:ty = $reg_mr:expr, $reg_dma_buf_type:ty = $reg_mr_dma_buf:expr,
+        operations: $put:ty = $iput:expr, $put_signal:ty = $iput_signal:expr, $iget:expr,
+    ) => {
+        table! {
+            $(#[doc = $doc])+
+            $table, $symbol, $bytes, {
+                init: Init = init,
+                devices: unsafe extern "C" fn(*mut c_int) -> R = devices,
+                $($more: $type = $value,)*
+                get_properties: unsafe extern "C" fn(c_int, *mut PropsV12) -> R = properties_v12,
+                listen: Listen = listen,
+                connect: Connect = connect,
+                create_context: $create = $create_context,
+                reg_mr: $reg = $reg_mr,
+                reg_mr_dma_buf: $reg_dma_buf_type = $reg_mr_dma_buf,
+                dereg_mr: Two = dereg_mr,
+                destroy_context: One = destroy_context,
+                close_coll: One = close_coll,
+                close_listen: One = close_listen,
+                iput: $put = $iput,
+                iput_signal: $put_signal = $iput_signal,
+                iget: $put = $iget,
+                iflush: Flush = iflush,
+                test: Test = test,
+                progress: One = progress,
+                query_last_error: HasError = query_last_error,
+                finalize: One = finalize,
+            }
+        }
+    };
+}
+
+rma! {
     /// The table `ncclRma_v16_t`.
     RmaV16, ncclRmaPlugin_v16, 176, {
-        init: Init = init,
-        devices: unsafe extern "C" fn(*mut c_int) -> R = devices,
         get_rma_properties: unsafe extern "C" fn(Ptr, *mut RmaProperties) -> R = rma_properties,
-        get_properties: unsafe extern "C" fn(c_int, *mut PropsV12) -> R = properties_v12,
-        listen: Listen = listen,
-        connect: Connect = connect,
-        create_context: CreateContext = create_context,
-        reg_mr: RegMr = reg_mr,
-        reg_mr_dma_buf: RegDmaBuf = reg_mr_dma_buf,
-        dereg_mr: Two = dereg_mr,
-        destroy_context: One = destroy_context,
-        close_coll: One = close_coll,
-        close_listen: One = close_listen,
-        iput: PutFlags = iput_v15,
-        iput_signal: PutSignal15 = iput_signal_v15,
-        iget: PutFlags = iget_v15,
-        iflush: Flush = iflush,
-        test: Test = test,
-        progress: One = progress,
-        query_last_error: HasError = query_last_error,
-        finalize: One = finalize,
-    }
+    },
+    context: CreateContext = create_context,
+    memory: RegMr = reg_mr, RegDmaBuf = reg_mr_dma_buf,
+    operations: PutFlags = iput_v15, PutSignal15 = iput_signal_v15, iget_v15,
 }
 
-table! {
+rma! {
     /// The table `ncclRma_v15_t`.
-    RmaV15, ncclRmaPlugin_v15, 168, {
-        init: Init = init,
-        devices: unsafe extern "C" fn(*mut c_int) -> R = devices,
-        get_properties: unsafe extern "C" fn(c_int, *mut PropsV12) -> R = properties_v12,
-        listen: Listen = listen,
-        connect: Connect = connect,
-        create_context: CreateContext = create_context,
-        reg_mr: RegMr = reg_mr,
-        reg_mr_dma_buf: RegDmaBuf = reg_mr_dma_buf,
-        dereg_mr: Two = dereg_mr,
-        destroy_context: One = destroy_context,
-        close_coll: One = close_coll,
-        close_listen: One = close_listen,
-        iput: PutFlags = iput_v15,
-        iput_signal: PutSignal15 = iput_signal_v15,
-        iget: PutFlags = iget_v15,
-        iflush: Flush = iflush,
-        test: Test = test,
-        progress: One = progress,
-        query_last_error: HasError = query_last_error,
-        finalize: One = finalize,
-    }
+    RmaV15, ncclRmaPlugin_v15, 168, {},
+    context: CreateContext = create_context,
+    memory: RegMr = reg_mr, RegDmaBuf = reg_mr_dma_buf,
+    operations: PutFlags = iput_v15, PutSignal15 = iput_signal_v15, iget_v15,
 }
 
-table! {
+rma! {
     /// The table `ncclRma_v14_t`.
-    RmaV14, ncclRmaPlugin_v14, 168, {
-        init: Init = init,
-        devices: unsafe extern "C" fn(*mut c_int) -> R = devices,
-        get_properties: unsafe extern "C" fn(c_int, *mut PropsV12) -> R = properties_v12,
-        listen: Listen = listen,
-        connect: Connect = connect,
-        create_context: CreateContext = create_context,
-        reg_mr: RegMr = reg_mr,
-        reg_mr_dma_buf: RegDmaBuf = reg_mr_dma_buf,
-        dereg_mr: Two = dereg_mr,
-        destroy_context: One = destroy_context,
-        close_coll: One = close_coll,
-        close_listen: One = close_listen,
-        iput: Put = iput,
-        iput_signal: PutSignal14 = iput_signal,
-        iget: Put = iget,
-        iflush: Flush = iflush,
-        test: Test = test,
-        progress: One = progress,
-        query_last_error: HasError = query_last_error,
-        finalize: One = finalize,
-    }
+    RmaV14, ncclRmaPlugin_v14, 168, {},
+    context: CreateContext = create_context,
+    memory: RegMr = reg_mr, RegDmaBuf = reg_mr_dma_buf,
+    operations: Put = iput, PutSignal14 = iput_signal, iget,
 }
 
-table! {
+rma! {
     /// The table `ncclRma_v13_t`, which is `ncclGin_v13_t`.
-    RmaV13, ncclRmaPlugin_v13, 168, {
-        init: Init = init,
-        devices: unsafe extern "C" fn(*mut c_int) -> R = devices,
-        get_properties: unsafe extern "C" fn(c_int, *mut PropsV12) -> R = properties_v12,
-        listen: Listen = listen,
-        connect: Connect = connect,
-        create_context: unsafe extern "C" fn(Ptr, *mut GinConfig, OutPointer, OutPointer) -> R = create_context_v13,
-        reg_mr: RegMrGin = reg_mr_gin,
-        reg_mr_dma_buf: RegDmaBufGin = reg_mr_dma_buf_gin,
-        dereg_mr: Two = dereg_mr,
-        destroy_context: One = destroy_context,
-        close_coll: One = close_coll,
-        close_listen: One = close_listen,
-        iput: Put = iput,
-        iput_signal: PutSignal13 = iput_signal_v13,
-        iget: Put = iget,
-        iflush: Flush = iflush,
-        test: Test = test,
-        progress: One = progress,
-        query_last_error: HasError = query_last_error,
-        finalize: One = finalize,
-    }
+    RmaV13, ncclRmaPlugin_v13, 168, {},
+    context: unsafe extern "C" fn(Ptr, *mut GinConfig, OutPointer, OutPointer) -> R = create_context_v13,
+    memory: RegMrGin = reg_mr_gin, RegDmaBufGin = reg_mr_dma_buf_gin,
+    operations: Put = iput, PutSignal13 = iput_signal_v13, iget,
 }
 
-table! {
+/// A table of version 11 or 12, whose operations name the coll comm.
+macro_rules! gin {
+    (
+        $(#[doc = $doc:literal])+ $table:ident, $symbol:ident,
+        connect: $connect_type:ty = $connect:expr,
+        context: $create:ty = $create_context:expr,
+        operations: $put:ty = $iput:expr, $put_signal:ty = $iput_signal:expr,
+    ) => {
+        table! {
+            $(#[doc = $doc])+
+            $table, $symbol, 152, {
+                init: Init = init,
+                devices: unsafe extern "C" fn(*mut c_int) -> R = devices,
+                get_properties: unsafe extern "C" fn(c_int, *mut PropsV11) -> R = properties_v11,
+                listen: Listen = listen,
+                connect: $connect_type = $connect,
+                create_context: $create = $create_context,
+                reg_mr: RegMrGin = reg_mr_gin,
+                reg_mr_dma_buf: RegDmaBufGin = reg_mr_dma_buf_gin,
+                dereg_mr: Two = dereg_mr,
+                destroy_context: One = destroy_context_gin,
+                close_coll: One = close_coll,
+                close_listen: One = close_listen,
+                iput: $put = $iput,
+                iput_signal: $put_signal = $iput_signal,
+                test: Test = test,
+                progress: One = progress_gin,
+                query_last_error: HasError = query_last_error_gin,
+                finalize: One = finalize,
+            }
+        }
+    };
+}
+
+gin! {
     /// The table `ncclGin_v12_t`.
-    GinV12, ncclGinPlugin_v12, 152, {
-        init: Init = init,
-        devices: unsafe extern "C" fn(*mut c_int) -> R = devices,
-        get_properties: unsafe extern "C" fn(c_int, *mut PropsV11) -> R = properties_v11,
-        listen: Listen = listen,
-        connect: unsafe extern "C" fn(Ptr, *mut Ptr, c_int, c_int, c_int, c_int, Ptr, OutPointer) -> R = connect_gin_v12,
-        create_context: unsafe extern "C" fn(Ptr, c_int, c_int, c_int, OutPointer, OutPointer) -> R = create_context_gin_v12,
-        reg_mr: RegMrGin = reg_mr_gin,
-        reg_mr_dma_buf: RegDmaBufGin = reg_mr_dma_buf_gin,
-        dereg_mr: Two = dereg_mr,
-        destroy_context: One = destroy_context_gin,
-        close_coll: One = close_coll,
-        close_listen: One = close_listen,
-        iput: Put12 = iput_gin_v12,
-        iput_signal: PutSignal12 = iput_signal_gin_v12,
-        test: Test = test,
-        progress: One = progress_gin,
-        query_last_error: HasError = query_last_error_gin,
-        finalize: One = finalize,
-    }
+    GinV12, ncclGinPlugin_v12,
+    connect: unsafe extern "C" fn(Ptr, *mut Ptr, c_int, c_int, c_int, c_int, Ptr, OutPointer) -> R = connect_gin_v12,
+    context: unsafe extern "C" fn(Ptr, c_int, c_int, c_int, OutPointer, OutPointer) -> R = create_context_gin_v12,
+    operations: Put12 = iput_gin_v12, PutSignal12 = iput_signal_gin_v12,
 }
 
-table! {
+gin! {
     /// The table `ncclGin_v11_t`.
-    GinV11, ncclGinPlugin_v11, 152, {
-        init: Init = init,
-        devices: unsafe extern "C" fn(*mut c_int) -> R = devices,
-        get_properties: unsafe extern "C" fn(c_int, *mut PropsV11) -> R = properties_v11,
-        listen: Listen = listen,
-        connect: Connect = connect_gin_v11,
-        create_context: unsafe extern "C" fn(Ptr, c_int, c_int, OutPointer, OutPointer) -> R = create_context_gin_v11,
-        reg_mr: RegMrGin = reg_mr_gin,
-        reg_mr_dma_buf: RegDmaBufGin = reg_mr_dma_buf_gin,
-        dereg_mr: Two = dereg_mr,
-        destroy_context: One = destroy_context_gin,
-        close_coll: One = close_coll,
-        close_listen: One = close_listen,
-        iput: Put11 = iput_gin_v11,
-        iput_signal: PutSignal11 = iput_signal_gin_v11,
-        test: Test = test,
-        progress: One = progress_gin,
-        query_last_error: HasError = query_last_error_gin,
-        finalize: One = finalize,
-    }
+    GinV11, ncclGinPlugin_v11,
+    connect: Connect = connect_gin_v11,
+    context: unsafe extern "C" fn(Ptr, c_int, c_int, OutPointer, OutPointer) -> R = create_context_gin_v11,
+    operations: Put11 = iput_gin_v11, PutSignal11 = iput_signal_gin_v11,
 }

@@ -159,7 +159,7 @@ impl Landings {
         {
             let Landing { adds, arrived, done, .. } = self.0.pop_front().expect("there is one");
             if let Some((_memory, address, value)) = adds {
-                // Release: orders the payload before the signal for whoever reads the signal with acquire. Payload that this
+                // Release: orders the payload before the signal for a thread that reads the signal with acquire. Payload that this
                 // thread copied is its own stores; payload that the GPU copied was complete when `passed` was read.
                 // SAFETY: `Memory::signal` checked 8 aligned bytes of registered memory; deregistration settles first.
                 unsafe { AtomicU64::from_ptr(address as *mut u64) }.fetch_add(value, Ordering::Release);

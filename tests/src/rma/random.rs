@@ -23,7 +23,7 @@ enum Kind {
     Put,
     /// A put, of nothing or of bytes, with a signal in the word of its source and context.
     Own(u64),
-    /// The same in the word that all ranks add to.
+    /// A put, of nothing or of bytes, with a signal in the word that all ranks add to.
     Shared(u64),
     Get,
     Flush,
