@@ -12,10 +12,10 @@ fn metrics(from: u64) -> Metrics {
     metrics.counters.released = from;
     metrics.counters.released_bytes = from + 1;
     metrics.counters.stall_receive = from + 2;
-    metrics.waited[2] = (from + 3) * S;
+    metrics.waited[2] = (from + 3).saturating_mul(S);
     metrics.delivery.counts[0] = from;
     metrics.delivery.counts[16] = 1;
-    metrics.delivery.sum = from * S;
+    metrics.delivery.sum = from.saturating_mul(S);
     metrics
 }
 
