@@ -297,9 +297,9 @@ impl Endpoint {
                 return;
             }
             match rustix::io::Errno::from_io_error(error) {
-                // Nobody reads it any more: its process is gone, or ends.
+                // The peer's process is gone, or ends: the queue pair's status says so.
                 Some(rustix::io::Errno::SRCH) => {
-                    tracing::error!(rank = self.rank(), peer = self.peer(), "{e}");
+                    tracing::debug!(rank = self.rank(), peer = self.peer(), "{e}");
                     self.fail(Status { rank: Some(self.peer()), ..Status::new(abi::PUSHGATE_PEER_LOST) });
                     return;
                 }
