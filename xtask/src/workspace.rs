@@ -23,15 +23,18 @@ struct Target {
     name: String,
     is_library: bool,
     is_program: bool,
+    /// rustdoc writes pages for the target, unless its manifest says otherwise.
+    has_pages: bool,
     /// The target's main file, from the repository root.
     file: PathBuf,
 }
 
 impl Package {
-    /// The folder that rustdoc writes for the package's library, else for the package's program.
+    /// The folder that rustdoc writes for the package's library, else for the package's program, if it writes one.
     pub fn rustdoc_folder(&self) -> Option<String> {
-        let library = self.targets.iter().find(|target| target.is_library);
-        let target = library.or_else(|| self.targets.iter().find(|target| target.is_program))?;
+        let pages = || self.targets.iter().filter(|target| target.has_pages);
+        let target =
+            pages().find(|target| target.is_library).or_else(|| pages().find(|target| target.is_program))?;
         Some(target.name.replace('-', "_"))
     }
 }
@@ -57,6 +60,7 @@ fn parse(metadata: &str, root: &Path) -> Result<Vec<Package>> {
             name: text(&target["name"]),
             is_library: kinds.iter().any(|kind| kind.ends_with("lib") || kind == "proc-macro"),
             is_program: kinds.iter().any(|kind| kind == "bin"),
+            has_pages: target["doc"] != false,
             file: file(&target["src_path"]),
         }
     };
@@ -111,5 +115,8 @@ mod tests {
         let packages = parse(METADATA, Path::new("/r")).unwrap();
         let found: Vec<_> = packages.iter().map(|p| (p.name.as_str(), p.rustdoc_folder().unwrap())).collect();
         assert_eq!(found, [("whole", "whole_lib".into()), ("suites", "suite_bin".into())]);
+        let without = METADATA.replace(r#""kind": ["bin"],"#, r#""kind": ["bin"], "doc": false,"#);
+        let found = parse(&without, Path::new("/r")).unwrap();
+        assert_eq!(found[1].rustdoc_folder(), None, "its only program has no pages");
     }
 }
