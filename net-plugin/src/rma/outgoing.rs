@@ -136,8 +136,7 @@ impl Outgoing {
         }
     }
 
-    /// Sends as much of the operations as there is room for, up to [`TURN`] messages. True if there was room for all that
-    /// was tried.
+    /// Sends as much of the operations as there is room for, up to [`TURN`] messages.
     ///
     /// # Safety
     /// The payload of each operation stays readable until the operation's request is done.

@@ -238,10 +238,11 @@ impl State {
     /// A request that is done when all copies so far are complete.
     pub fn flush(&mut self, (contexts, context, rank): (u32, u32, u32)) -> Result<Handle> {
         self.lives()?;
+        // A get is done when its bytes are in place and can be seen, so what was begun before it suffices. First, because a
+        // failure must leave nothing counted.
+        let mark = self.inward.mark()?;
         let counted = self.count(contexts, context, rank)?;
         let request = self.requests.add(counted, None);
-        // A get is done when its bytes are in place and can be seen, so what was begun before it suffices.
-        let mark = self.inward.mark()?;
         self.own.push(Landing { mark, done: Some(request), ..Landing::default() });
         self.own.settle(self.inward.passed(), &mut self.requests);
         Ok(request)
@@ -582,7 +583,7 @@ impl State {
                 None => {
                     let passed = self.outward.as_ref().map_or(0, OrderedCopies::passed);
                     outgoing.publish(passed, &mut self.requests);
-                    // SAFETY: the memories of operations are registered; `Shared::deregister` takes the operations out.
+                    // SAFETY: the memories of operations are registered; `State::forget` takes the operations out.
                     let sent =
                         unsafe { outgoing.advance(&mut peer.ops, self.outward.as_mut(), &mut self.requests) };
                     match sent {
