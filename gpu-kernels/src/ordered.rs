@@ -2,41 +2,121 @@
 //! of others fill the device and wait for it.
 //!
 //! P3, data before signal: a store is carried out only when everything that was queued before it is complete and visible
-//! to kernels that are running. On a GPU that is what `cuStreamWriteValue64` promises without
+//! to kernels that are running. On a GPU that is what `cuStreamBatchMemOp` promises for a store without
 //! `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER` (CUDA driver API, stream memory operations). On the CPU a copy is complete on
 //! return, and the store is a release.
 //!
-//! How far the queue is costs no call of the driver: a mark is a store of the mark's number to a word of host memory,
-//! which the program reads.
+//! How far the queue is says a mark. Behind short copies and stores a mark is a store of the mark's number to a word of host
+//! memory, which the program reads without a call of the driver; behind long copies it is an event.
 
+use std::collections::VecDeque;
 use std::fmt;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pushgate_driver_shim::memory::SharedMemory;
 
-use crate::cuda::CopyStream;
+use crate::cuda::{CopyMark, CopyStream, ROWS_BELOW, STORES, Store};
 use crate::error::Result;
 use crate::executor::{Access, Executor, Registration};
 
 /// Words for the program's own use: with the word of the marks they fill a page.
 const PLACES: usize = 511;
+/// Bytes of host memory through which copies within device memory go.
+const STAGING: usize = 1 << 20;
+/// Copies within device memory of so many bytes do not go through host memory: that would take longer than to wait for the engine
+/// that runs kernels.
+const WITHIN: usize = 16 << 20;
+
+/// Bytes of copies behind which a mark is an event of the driver in place of a stored word. A store has a fence of its own, and a
+/// copy has one already; so an event saves a fence, and costs a call of the driver to look at it. Where blocks of a kernel poll
+/// one word of host memory, a fence takes 20 to 300 us (docs/device-api-nccl.md).
+const LARGE: usize = 128 << 10;
+/// Bytes of copies without a mark between them, at most: what waits for them need not wait for more.
+const UNMARKED: usize = 512 << 10;
 
 /// A queue of copies and stores on a device. Dropping it waits until all of them are carried out.
+///
+/// Stores that follow each other are handed to the device together, by the next copy or mark. So whoever adds copies or stores
+/// makes a mark at the end.
 ///
 /// One thread at a time uses a queue.
 pub struct OrderedCopies {
     // Dropped first: it waits for what still uses the words.
     kind: Kind,
+    /// Marks that were made.
     marks: u64,
-    /// Word 0 is the number of the last mark that was passed; the other words are for values that the device reads or
-    /// writes.
+    /// The last mark that was seen passed.
+    passed: u64,
+    /// Something was added behind the last mark.
+    open: bool,
+    /// Bytes of copies behind the last mark.
+    unmarked: usize,
+    /// Word 0 is the number of the last mark that was passed, of those that are stores; the other words are for values that
+    /// the device reads or writes.
     words: Words,
 }
 
 enum Kind {
-    Cuda(CopyStream),
+    Cuda(Box<Cuda>),
     Cpu,
+}
+
+/// A stream of a GPU, and what the GPU has yet to be told or to pass.
+struct Cuda {
+    stream: CopyStream,
+    /// Stores that the driver has not been given.
+    stores: Vec<Store>,
+    /// Marks that are events, with their numbers.
+    events: VecDeque<(u64, CopyMark)>,
+    /// Events that are free.
+    spare: Vec<CopyMark>,
+}
+
+impl Cuda {
+    fn hand_over(&mut self) -> Result<()> {
+        if self.stores.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: who added the stores promised what this call requires (`OrderedCopies::store`); a mark's word is the
+        // queue's own.
+        let stored = unsafe { self.stream.store(&self.stores) };
+        self.stores.clear();
+        stored
+    }
+
+    fn store(&mut self, store: Store) -> Result<()> {
+        self.stores.push(store);
+        if self.stores.len() == STORES { self.hand_over() } else { Ok(()) }
+    }
+
+    fn mark_by_event(&mut self, number: u64) -> Result<()> {
+        self.hand_over()?;
+        let event = match self.spare.pop() {
+            Some(event) => event,
+            None => self.stream.spare_mark()?,
+        };
+        self.stream.mark_again(&event)?;
+        self.events.push_back((number, event));
+        Ok(())
+    }
+
+    /// The last mark that was passed; `stored` is the last of those that are stores.
+    fn passed(&mut self, stored: u64, before: u64) -> Result<u64> {
+        let mut passed = before.max(stored);
+        while let Some((number, event)) = self.events.front() {
+            // Marks are passed in their order, so that a later one tells of this one too.
+            if *number > passed {
+                if !event.passed()? {
+                    break;
+                }
+                passed = *number;
+            }
+            self.spare.extend(self.events.pop_front().map(|(_, event)| event));
+        }
+        Ok(passed)
+    }
 }
 
 /// Host words that the device sees.
@@ -57,6 +137,16 @@ impl Words {
     fn address(&self, index: usize) -> u64 {
         self.registration.device_addr() + (index * size_of::<u64>()) as u64
     }
+
+    /// The memory behind the words, of [`STAGING`] bytes: for the CPU, and for the device.
+    fn staging(&self) -> *const u8 {
+        // SAFETY: the memory is longer than its words (`OrderedCopies::new`).
+        unsafe { self.memory.as_ptr().as_ptr().cast_const().add(OrderedCopies::BYTES) }
+    }
+
+    fn staging_address(&self) -> u64 {
+        self.registration.device_addr() + OrderedCopies::BYTES as u64
+    }
 }
 
 impl OrderedCopies {
@@ -64,9 +154,12 @@ impl OrderedCopies {
     pub const WORDS: usize = PLACES;
     /// Bytes of host memory that a queue takes for its words.
     pub const BYTES: usize = (PLACES + 1) * size_of::<u64>();
+    /// Bytes of host memory for a queue that copies within device memory ([`OrderedCopies::copy_within`]).
+    pub const BYTES_TO_COPY_WITHIN: usize = Self::BYTES + STAGING;
 
     /// Makes a queue on the executor's device, of the highest priority, with its words in `memory`: zeros that nobody else
-    /// uses. Fails on a GPU that can't store a word in a stream's order.
+    /// uses. On a GPU the queue belongs to a context of its own, so that nothing that the program does with CUDA holds it up; all
+    /// queues of a GPU share that context. Fails on a GPU that can't store a word in a stream's order.
     ///
     /// # Panics
     /// If the memory is smaller than [`OrderedCopies::BYTES`].
@@ -76,41 +169,120 @@ impl OrderedCopies {
         let words = Words { registration, memory };
         let kind = match executor.as_cuda() {
             Some(cuda) => {
-                let stream = CopyStream::new(cuda.context())?;
+                let stream = CopyStream::new(&cuda.beside()?)?;
                 stream.can_store()?;
-                Kind::Cuda(stream)
+                let stores = Vec::with_capacity(STORES);
+                Kind::Cuda(Box::new(Cuda { stream, stores, events: VecDeque::new(), spare: Vec::new() }))
             }
             None => Kind::Cpu,
         };
-        Ok(Self { kind, marks: 0, words })
+        Ok(Self { kind, marks: 0, passed: 0, open: false, unmarked: 0, words })
     }
 
-    /// Adds a copy of `len` bytes between device memory, registered host memory (by its device address) and, if
-    /// the driver reaches it, other host memory.
+    /// Registers host memory of the program that queues on the executor's device copy from or to. Unlike
+    /// [`Executor::register`], the call waits for nothing that the program does with its device, such as a kernel that runs.
+    pub fn register(
+        executor: &Arc<dyn Executor>,
+        ptr: NonNull<u8>,
+        len: usize,
+        access: Access,
+    ) -> Result<Registration> {
+        match executor.as_cuda() {
+            Some(cuda) => cuda.register_beside(ptr, len, access),
+            None => executor.register(ptr, len, access, false),
+        }
+    }
+
+    /// Adds a copy of `len` bytes of host memory to device memory. The host memory is registered, or the call may take as long as
+    /// the copy.
     ///
     /// # Safety
-    /// Both ranges must be valid for the copy, must not overlap, and must be left alone until a mark made later has been
-    /// passed or this queue has been dropped.
-    pub unsafe fn copy(&self, dst: u64, src: u64, len: usize) -> Result<()> {
-        match &self.kind {
-            // SAFETY: this function's caller promises what the inner `copy` requires.
-            Kind::Cuda(stream) => unsafe { stream.copy(dst, src, len) },
-            Kind::Cpu => {
+    /// Both ranges must be valid for the copy, must not overlap, and must be left alone until mark [`OrderedCopies::next`]
+    /// has been passed or this queue has been dropped.
+    pub unsafe fn copy_in(&mut self, dst: u64, src: *const u8, len: usize) -> Result<()> {
+        match self.begin(len)? {
+            // SAFETY: this function's caller promises what both require.
+            Some(stream) if len < ROWS_BELOW => unsafe { stream.copy_rows(dst, src, len) },
+            // SAFETY: as above. Host memory has one address in CUDA's unified address space.
+            Some(stream) => unsafe { stream.copy(dst, src as u64, len) },
+            None => {
                 // SAFETY: the caller promises that both ranges are valid; on the CPU, device addresses are host addresses.
+                unsafe { std::ptr::copy_nonoverlapping(src, dst as *mut u8, len) };
+                Ok(())
+            }
+        }
+    }
+
+    /// Adds a copy of `len` bytes of device memory to host memory at `dst`, the device's address of registered memory.
+    ///
+    /// # Safety
+    /// As [`OrderedCopies::copy_in`].
+    pub unsafe fn copy_out(&mut self, dst: u64, src: u64, len: usize) -> Result<()> {
+        match self.begin(len)? {
+            // SAFETY: this function's caller promises what `copy` requires.
+            Some(stream) => unsafe { stream.copy(dst, src, len) },
+            None => {
+                // SAFETY: as in `copy_in`.
                 unsafe { std::ptr::copy_nonoverlapping(src as *const u8, dst as *mut u8, len) };
                 Ok(())
             }
         }
     }
 
+    /// Adds a copy of `len` bytes within device memory. A copy of fewer than [`WITHIN`] bytes goes through host memory, because
+    /// copies within a GPU's memory are made by the engine that runs kernels and wait about 2 ms for their turn.
+    ///
+    /// # Panics
+    /// If the queue's memory is smaller than [`OrderedCopies::BYTES_TO_COPY_WITHIN`].
+    ///
+    /// # Safety
+    /// As [`OrderedCopies::copy_in`]; the ranges may overlap only in the whole.
+    pub unsafe fn copy_within(&mut self, dst: u64, src: u64, len: usize) -> Result<()> {
+        assert!(self.words.memory.len() >= Self::BYTES_TO_COPY_WITHIN);
+        if dst == src {
+            return Ok(());
+        }
+        if len >= WITHIN || matches!(self.kind, Kind::Cpu) {
+            // SAFETY: the caller's promise.
+            return unsafe { self.copy_out(dst, src, len) };
+        }
+        let (address, staging) = (self.words.staging_address(), self.words.staging());
+        for at in (0..len).step_by(STAGING) {
+            let part = STAGING.min(len - at);
+            // The device makes the copies in their order, so that each part finds the staging memory free.
+            // SAFETY: the caller's promise; the staging memory is the queue's own.
+            unsafe {
+                self.copy_out(address, src + at as u64, part)?;
+                self.copy_in(dst + at as u64, staging, part)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins a copy of `len` bytes. Returns the stream for it; `None` on the CPU.
+    fn begin(&mut self, len: usize) -> Result<Option<&CopyStream>> {
+        if self.unmarked >= UNMARKED {
+            self.mark()?;
+        }
+        self.open = true;
+        self.unmarked += len;
+        match &mut self.kind {
+            Kind::Cuda(cuda) => {
+                cuda.hand_over()?;
+                Ok(Some(&cuda.stream))
+            }
+            Kind::Cpu => Ok(None),
+        }
+    }
+
     /// Adds a store of `value` to the word at device address `dst`, behind everything that was added before.
     ///
     /// # Safety
-    /// `dst` is 8-byte aligned and valid for an atomic store of 8 bytes until a mark made later has been passed.
-    pub unsafe fn store(&self, dst: u64, value: u64) -> Result<()> {
-        match &self.kind {
-            // SAFETY: this function's caller promises what `store` requires.
-            Kind::Cuda(stream) => unsafe { stream.store(dst, value) },
+    /// `dst` is 8-byte aligned and valid for an atomic store of 8 bytes until mark [`OrderedCopies::next`] has been passed.
+    pub unsafe fn store(&mut self, dst: u64, value: u64) -> Result<()> {
+        self.open = true;
+        match &mut self.kind {
+            Kind::Cuda(cuda) => cuda.store(Store { dst, value }),
             Kind::Cpu => {
                 // Release: orders the copies before it, which are plain stores of this thread, for a thread that
                 // reads the value with acquire.
@@ -121,25 +293,55 @@ impl OrderedCopies {
         }
     }
 
-    /// Marks the point behind everything that was added so far. Marks are numbered from 1.
+    /// Marks the point behind everything that was added so far, and hands all of that to the device. Marks are numbered from 1.
     pub fn mark(&mut self) -> Result<u64> {
-        // SAFETY: our own word, which outlives the queue.
-        unsafe { self.store(self.words.address(0), self.marks + 1)? };
-        self.marks += 1;
-        Ok(self.marks)
+        let number = self.next();
+        match &mut self.kind {
+            Kind::Cuda(cuda) if self.unmarked >= LARGE => cuda.mark_by_event(number)?,
+            Kind::Cuda(cuda) => {
+                cuda.stores.push(Store { dst: self.words.address(0), value: number });
+                cuda.hand_over()?;
+            }
+            // Everything is complete already.
+            Kind::Cpu => self.passed = number,
+        }
+        (self.marks, self.open, self.unmarked) = (number, false, 0);
+        Ok(number)
     }
 
-    /// The number of the last mark that was made; 0 before the first.
-    pub fn marked(&self) -> u64 {
-        self.marks
+    /// Makes a mark if something was added behind the last one. Returns the last mark.
+    pub fn mark_what_is_open(&mut self) -> Result<u64> {
+        if self.open { self.mark() } else { Ok(self.marks) }
     }
 
-    /// The number of the last mark that was passed: everything that was added before that mark is complete. Makes no call
-    /// of the driver.
+    /// The number that the next mark will have.
+    pub fn next(&self) -> u64 {
+        self.marks + 1
+    }
+
+    /// Whether everything that was added is marked, and the last mark was seen passed.
+    pub fn is_done(&self) -> bool {
+        !self.open && self.passed == self.marks
+    }
+
+    /// Looks how far the device is. Returns the number of the last mark that was passed: everything that was added before that
+    /// mark is complete. Calls the driver only where a mark behind long copies is under way.
+    #[inline]
+    pub fn look(&mut self) -> Result<u64> {
+        if let Kind::Cuda(cuda) = &mut self.kind
+            && self.passed < self.marks
+        {
+            // Acquire: what the device wrote before the mark is seen by what this thread reads after this.
+            let stored = self.words.word(0).load(Ordering::Acquire);
+            self.passed = cuda.passed(stored, self.passed)?;
+        }
+        Ok(self.passed)
+    }
+
+    /// What the last [`OrderedCopies::look`] returned.
     #[inline]
     pub fn passed(&self) -> u64 {
-        // Acquire: what the device wrote before the mark is seen by what this thread reads after this.
-        self.words.word(0).load(Ordering::Acquire)
+        self.passed
     }
 
     /// The device address of word `index`, below [`OrderedCopies::WORDS`], for copies to it.
@@ -155,7 +357,7 @@ impl OrderedCopies {
     /// Fails if the device has failed, with its error: no mark would ever be passed.
     pub fn check(&self) -> Result<()> {
         match &self.kind {
-            Kind::Cuda(stream) => stream.check(),
+            Kind::Cuda(cuda) => cuda.stream.check(),
             Kind::Cpu => Ok(()),
         }
     }
@@ -163,7 +365,7 @@ impl OrderedCopies {
 
 impl fmt::Debug for OrderedCopies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "OrderedCopies {{ marked: {}, passed: {} }}", self.marked(), self.passed())
+        write!(f, "OrderedCopies {{ marked: {}, passed: {} }}", self.marks, self.passed)
     }
 }
 
@@ -180,14 +382,17 @@ mod tests {
         let from = [7u8; 100];
         let mut to = [0u8; 100];
         let signal = AtomicU64::new(0);
-        assert_eq!((queue.marked(), queue.passed()), (0, 0));
+        assert_eq!((queue.next(), queue.passed(), queue.is_done()), (1, 0, true));
         // SAFETY: the arrays and the word outlive the queue's work, which is complete on return.
         unsafe {
-            queue.copy(to.as_mut_ptr() as u64, from.as_ptr() as u64, 100).unwrap();
+            queue.copy_in(to.as_mut_ptr() as u64, from.as_ptr(), 100).unwrap();
             queue.store(signal.as_ptr() as u64, 5).unwrap();
-            queue.copy(queue.word_address(3), signal.as_ptr() as u64, 8).unwrap();
+            queue.copy_out(queue.word_address(3), signal.as_ptr() as u64, 8).unwrap();
         }
-        assert_eq!(queue.mark().unwrap(), 1);
+        assert!(!queue.is_done());
+        assert_eq!((queue.mark_what_is_open().unwrap(), queue.look().unwrap()), (1, 1));
+        assert!(queue.is_done());
+        assert_eq!(queue.mark_what_is_open().unwrap(), 1);
         assert_eq!((queue.passed(), to, signal.load(Ordering::Acquire), queue.word(3)), (1, from, 5, 5));
         assert_eq!(queue.word(OrderedCopies::WORDS - 1), 0);
         queue.check().unwrap();

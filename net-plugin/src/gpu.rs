@@ -1,6 +1,7 @@
 //! A GPU whose memory NCCL hands over, with the worker that pushes the memory into windows and
 //! pulls it out of them (docs/worker.md). Once the worker runs, nothing here calls CUDA.
 
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -121,6 +122,13 @@ impl Gpu {
     pub fn register(&self, memory: &dyn Window) -> Result<Registration> {
         self.executor
             .register(memory.as_ptr(), memory.len(), Access::ReadWrite, memory.io_memory())
+            .map_err(Failure::system("registering a window with the GPU"))
+    }
+
+    /// Registers host memory at `ptr` for queues of copies ([`Gpu::ordered_copies`]). A kernel that waits for those copies does not
+    /// hold up the call.
+    pub fn register_for_copies(&self, ptr: NonNull<u8>, len: usize, access: Access) -> Result<Registration> {
+        OrderedCopies::register(&self.executor, ptr, len, access)
             .map_err(Failure::system("registering a window with the GPU"))
     }
 

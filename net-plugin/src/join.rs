@@ -10,7 +10,7 @@ use pushgate_driver_shim::bell;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::memory::{HugePages, ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::segment::{Geometry, Segment, write_header};
-use pushgate_gpu_kernels::Registration;
+use pushgate_gpu_kernels::{Access, Registration};
 use pushgate_proxy::connect::{
     Connect, ConnectError, Fds, Frame, LocalMet, LocalOpening, Met, Opening, Patience, Prepared, TcpMet,
     TcpOpening, VerbsMet, VerbsOpening,
@@ -80,7 +80,12 @@ pub enum Purpose {
     /// The messages of NCCL's network table: the receiving end posts a buffer for each.
     Messages,
     /// The operations of NCCL's RMA table, on the coll comm's own lane: the receiving end reads each message where it lies.
-    Rma(Arc<Lane>),
+    Rma {
+        /// What drives the connection.
+        lane: Arc<Lane>,
+        /// Bytes of the sending end's window, a power of two.
+        window: u64,
+    },
 }
 
 impl Purpose {
@@ -94,8 +99,6 @@ pub struct Inbound {
     /// Payload of the peer: `bytes` bytes at `address`, mapped as long as `_keep` lives.
     pub address: usize,
     pub bytes: usize,
-    /// The GPU's address of the first byte, if the lane has a GPU.
-    pub device: Option<u64>,
     _keep: Keep,
 }
 
@@ -206,9 +209,10 @@ impl Own {
     fn new(runtime: &Runtime, role: Role, transport: Transport, purpose: &Purpose) -> Result<Self> {
         let settings = &runtime.loaded.settings;
         // A receiving end answers with a few words inline, so it needs little.
-        let (window, slots_log, rx_log) = match role {
-            Role::Send => (settings.net_window_size, SLOTS_LOG, 4),
-            Role::Receive => (abi::PUSHGATE_PAGE as u64, 4, RECEIVES_LOG),
+        let (window, slots_log, rx_log) = match (role, purpose) {
+            (Role::Send, Purpose::Messages) => (settings.net_window_size, SLOTS_LOG, 4),
+            (Role::Send, Purpose::Rma { window, .. }) => (*window, SLOTS_LOG, 4),
+            (Role::Receive, _) => (abi::PUSHGATE_PAGE as u64, 4, RECEIVES_LOG),
         };
         let geometry = Geometry {
             window_log: window.trailing_zeros() - abi::PUSHGATE_UNIT_LOG,
@@ -222,7 +226,7 @@ impl Own {
             rank: role.rank(),
         };
         let lane = match (purpose, transport) {
-            (Purpose::Rma(lane), _) => lane.clone(),
+            (Purpose::Rma { lane, .. }, _) => lane.clone(),
             (Purpose::Messages, Transport::Tcp) => runtime.tcp_lane()?,
             (Purpose::Messages, _) => runtime.lane()?,
         };
@@ -287,20 +291,38 @@ impl Own {
         }
     }
 
-    /// Where this end reads the payload of the peer, whose memory the GPU has `registered`.
-    fn inbound(&self, window: &PeerWindow<'_>, registered: &[Registered]) -> Option<Inbound> {
-        let device = registered.first().map(|(r, _)| r.device_addr());
+    /// Where this end reads the payload of the peer.
+    fn inbound(&self, window: &PeerWindow<'_>) -> Option<Inbound> {
         let (address, bytes, _keep) = match window {
             _ if self.role == Role::Send => return None,
             PeerWindow::Shared(window) => (window.as_ptr(), window.len(), Arc::clone(window) as Keep),
             PeerWindow::Mirror(mirror) => (mirror.as_ptr(), mirror.len(), Arc::clone(mirror) as Keep),
         };
-        Some(Inbound { address: address.as_ptr() as usize, bytes, device, _keep })
+        Some(Inbound { address: address.as_ptr() as usize, bytes, _keep })
     }
 
     /// Registers with the GPU the memory that it pushes to or pulls from.
     fn register(&self, peer_window: &PeerWindow<'_>) -> Result<Vec<Registered>> {
         let Some(gpu) = &self.lane.gpu else { return Ok(Vec::new()) };
+        if !self.posts {
+            // A kernel may wait already for what the first operation brings, which this connection is made for.
+            let registered = match (self.role, peer_window) {
+                (Role::Send, _) => {
+                    let window = &self.window;
+                    let place = gpu.register_for_copies(window.as_ptr(), window.len(), Access::ReadWrite)?;
+                    (place, window.clone() as Keep)
+                }
+                (Role::Receive, PeerWindow::Shared(window)) => {
+                    let place = gpu.register_for_copies(window.as_ptr(), window.len(), Access::ReadOnly)?;
+                    (place, Arc::clone(window) as Keep)
+                }
+                (Role::Receive, PeerWindow::Mirror(mirror)) => {
+                    let place = gpu.register_for_copies(mirror.as_ptr(), mirror.len(), Access::ReadWrite)?;
+                    (place, Arc::clone(mirror) as Keep)
+                }
+            };
+            return Ok(vec![registered]);
+        }
         Ok(match (self.role, peer_window) {
             (Role::Send, _) => vec![(gpu.register(&*self.window)?, self.window.clone() as Keep)],
             (Role::Receive, peer_window) => {
@@ -478,7 +500,7 @@ fn join_local(
     // Register before the engine may copy from there.
     let window = met.peer.window.clone();
     let registrations = own.register(&PeerWindow::Shared(&window))?;
-    let inbound = own.inbound(&PeerWindow::Shared(&window), &registrations);
+    let inbound = own.inbound(&PeerWindow::Shared(&window));
     let recovers = met.recovers;
     let fds = met.into_fds(own.work.clone(), own.control.clone(), peer_pid);
     let wake = own.lane.wake();
@@ -537,7 +559,7 @@ fn join_verbs(
     let VerbsMet { link, mirror, peer_geometry, receives } = met;
     // Register before the engine may copy from there.
     let registrations = own.register(&PeerWindow::Mirror(&mirror))?;
-    let inbound = own.inbound(&PeerWindow::Mirror(&mirror), &registrations);
+    let inbound = own.inbound(&PeerWindow::Mirror(&mirror));
     let flusher = match (&own.lane.rdma, &runtime.loaded.rdma) {
         (Some(OverRdma { reach: Some(reach), .. }), Some(device)) if reaches && own.role == Role::Receive => {
             let allocate = &mut |name: &str, bytes| runtime.memory(name, bytes, HugePages::Never);
@@ -600,7 +622,7 @@ fn join_tcp(
     let TcpMet { link, mirror, peer_geometry, receives } = met;
     // Register before the engine may copy from there.
     let registrations = own.register(&PeerWindow::Mirror(&mirror))?;
-    let inbound = own.inbound(&PeerWindow::Mirror(&mirror), &registrations);
+    let inbound = own.inbound(&PeerWindow::Mirror(&mirror));
     let (wake, recovers) = (own.lane.wake(), link.recovers());
     let options = own.options(runtime);
     let endpoint = Endpoint::new(

@@ -163,6 +163,40 @@ pub fn compile_for_gpu(paths: &Paths, toolkit: &Toolkit, guard: Guard) -> Result
     process::run_all(sources(&paths.root)?.iter().map(compile).collect(), 2, guard)
 }
 
+/// The NCCL whose device API programs are compiled against.
+const NCCL: [&str; 1] = ["nvidia-nccl-cu13==2.30.7"];
+
+/// Programs on NCCL's device API, from the repository root.
+const ON_NCCL: [&str; 2] = ["examples/nccl-device/moe.cu", "tests/gpu/rma.cu"];
+
+/// Compiles the programs on NCCL's device API with NCCL's headers, which are fetched once. They run on GPU hosts alone.
+pub fn compile_on_nccl(paths: &Paths, guard: Guard) -> Result<()> {
+    let toolkit = toolkit(paths, guard)?;
+    let venv = Venv::new(paths, "nccl", &NCCL, "NCCL 2.30.7 (about 200 MB)");
+    venv.make(paths, guard)?;
+    let mut pythons = fs::read_dir(venv.folder().join("lib"))?.flatten();
+    let headers = pythons
+        .find_map(|python| {
+            Some(python.path().join("site-packages/nvidia/nccl/include")).filter(|path| path.is_dir())
+        })
+        .with_context(|| format!("the wheel left no headers in {}", venv.folder().display()))?;
+    // Only its headers are needed, and Open MPI's compiler says where they are.
+    let mpi = Command::new("mpicc").arg("--showme:incdirs").output().context("mpicc")?;
+    let mpi = String::from_utf8(mpi.stdout).context("the folders that mpicc names")?;
+    let out = paths.scratch("kernels")?;
+    let compile = |source: &&str| {
+        let mut command = process::command(&toolkit.nvcc, &paths.root);
+        command.args(["-ccbin", "g++", "-std=c++17", "-Werror", "all-warnings", "-arch=sm_90", "-c"]);
+        command.arg("-isystem").arg(&headers);
+        for folder in mpi.split_whitespace() {
+            command.args(["-isystem", folder]);
+        }
+        command.arg(source).arg("-o").arg(object(&out, Path::new(source), "o"));
+        command
+    };
+    process::run_all(ON_NCCL.iter().map(compile).collect(), 2, guard)
+}
+
 pub fn includes() -> impl Iterator<Item = String> {
     INCLUDES.iter().map(|folder| format!("-I{folder}"))
 }

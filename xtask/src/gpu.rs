@@ -26,6 +26,7 @@ included, into one folder. Copy it there and run in it:
   ./allreduce --ranks 2 --size 1M,16M --device cuda --json
   ./custom_kernel
   ./nccl.py                     PyTorch over the NCCL plugin, beside NCCL's own transports
+  rma.cu                        kernels on NCCL's device API over the plugin: its first lines say how
   ./run-tests                   the tests of the bundle, then a summary
   ./run-tests NAME ARGUMENT...  one of them, with arguments for it"
     );
@@ -65,6 +66,9 @@ pub fn bundle(paths: &Paths, out: Option<PathBuf>, tests: &[String]) -> Result<(
     let suite = out.join("nccl.py");
     fs::copy(paths.root.join("tests/gpu/nccl.py"), &suite).context("the suite of the plugin")?;
     println!("{}", suite.display());
+    let kernels = out.join("rma.cu");
+    fs::copy(paths.root.join("tests/gpu/rma.cu"), &kernels).context("the suite of NCCL's device API")?;
+    println!("{}", kernels.display());
     for folder in SOURCES {
         files::copy_folder(&paths.root.join(folder), &out.join("source").join(folder))?;
     }

@@ -310,6 +310,15 @@ pub const STEPS: &[Step] = &[
         run: |bench| vm::step_of_one(bench, "package"),
     },
     Step {
+        name: "nccl-device",
+        budget: 120,
+        when: When::Full,
+        lane: Lane::Beside,
+        needs: &[Need::Cxx, Need::Python, Need::Launcher],
+        about: "programs on NCCL's device API compile; fetches nvcc and NCCL once. They run on GPU hosts",
+        run: |bench| passed(cuda::compile_on_nccl(&bench.paths, bench.guard)),
+    },
+    Step {
         name: "supply-chain",
         budget: 500,
         when: When::Full,

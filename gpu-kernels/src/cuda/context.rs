@@ -1,4 +1,4 @@
-//! A GPU's primary context: opening it, making it current on a thread, and the driver's errors with the
+//! A GPU's contexts: opening them, making them current on a thread, and the driver's errors with the
 //! device's name.
 
 use std::ffi::{CStr, c_char};
@@ -21,9 +21,11 @@ use crate::lock::lock;
 
 const STREAM_NON_BLOCKING: u32 = 1;
 
-/// One GPU's primary context, with the state that everything using it in this process shares.
+/// A context of a GPU, with the state that everything using it in this process shares.
 pub(crate) struct Context {
     owner: Owner,
+    /// The context is the GPU's primary one, which the program's CUDA runtime uses too.
+    primary: bool,
     pub(super) driver: &'static Driver,
     pub(super) index: u32,
     pub(super) device: CUdevice,
@@ -146,6 +148,7 @@ impl Context {
         driver.check("cuDevicePrimaryCtxRetain", code, doing)?;
         let mut opened = Self {
             owner: Owner::here(),
+            primary: true,
             driver,
             index,
             device,
@@ -164,6 +167,50 @@ impl Context {
         // With the highest priority, and so on another hardware queue than the kernels.
         opened.copies = Raw(opened.make_stream(true)?);
         Ok(opened)
+    }
+
+    /// Makes another context on the same GPU, which sees the same memory.
+    ///
+    /// What blocks a thread in the primary context blocks no call and no copy in this one: cudaFree beside a running kernel, a
+    /// launch that loads its kernel first, a full queue of launches. But kernels of two contexts take turns, of about 2 ms
+    /// each; so this context is for what needs no SM: copies between host and GPU, and stores of words.
+    pub(super) fn beside(&self) -> Result<Self> {
+        let lacks = |reason: &str| DeviceError::CudaUnavailable { reason: reason.to_owned() };
+        let text = "libcuda.so.1 lacks cuCtxCreate: it is a stub";
+        let (Some(create), Some(_)) = (self.driver.cuCtxCreate_v2, self.driver.cuCtxDestroy_v2) else {
+            return Err(lacks(text));
+        };
+        let _current = self.current()?;
+        let mut context = null_mut();
+        // SAFETY: writes one handle; `drop` destroys it. Flags 0: the default way of waiting.
+        let code = unsafe { create(&mut context, 0, self.device) };
+        self.check("cuCtxCreate", code, || "making a context for copies".to_owned())?;
+        let mut popped = null_mut();
+        // SAFETY: writes one handle. The call above left the new context current on this thread.
+        unsafe { (self.driver.cuCtxPopCurrent_v2)(&mut popped) };
+        Ok(Self {
+            owner: Owner::here(),
+            primary: false,
+            driver: self.driver,
+            index: self.index,
+            device: self.device,
+            raw: Raw(context),
+            name: self.name.clone(),
+            pci: self.pci.clone(),
+            version: self.version,
+            sm: self.sm,
+            processors: self.processors,
+            max_shared: self.max_shared,
+            read_only: self.read_only,
+            rdma: self.rdma,
+            copies: Raw(null_mut()),
+            ledger: Mutex::default(),
+        })
+    }
+
+    /// Whether this is the GPU's primary context.
+    pub(super) fn is_primary(&self) -> bool {
+        self.primary
     }
 
     /// Makes the context current on this thread until the value is dropped.
@@ -259,6 +306,13 @@ impl Drop for Context {
             drop(current);
         }
         let _relaxed = Relaxed::new(self.driver);
+        if !self.primary {
+            let Some(destroy) = self.driver.cuCtxDestroy_v2 else { return };
+            // SAFETY: made in `beside`, and destroyed only here.
+            let code = unsafe { destroy(self.raw.0) };
+            self.note("cuCtxDestroy", code, || "destroying the context for copies".to_owned());
+            return;
+        }
         // SAFETY: retained once in `open`.
         let code = unsafe { (self.driver.cuDevicePrimaryCtxRelease_v2)(self.device) };
         self.note("cuDevicePrimaryCtxRelease", code, || "releasing the context".to_owned());

@@ -13,10 +13,10 @@ use std::ptr::null;
 use std::sync::OnceLock;
 
 use cudarc::driver::sys::{
-    self, CUDA_KERNEL_NODE_PARAMS, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent,
-    CUflushGPUDirectRDMAWritesScope, CUflushGPUDirectRDMAWritesTarget, CUfunction, CUfunction_attribute,
-    CUgraph, CUgraphEdgeData, CUgraphNode, CUmemRangeHandleType, CUmodule, CUresult, CUstream,
-    CUstreamCaptureMode, CUstreamCaptureStatus,
+    self, CUDA_KERNEL_NODE_PARAMS, CUDA_MEMCPY2D_st, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr,
+    CUevent, CUflushGPUDirectRDMAWritesScope, CUflushGPUDirectRDMAWritesTarget, CUfunction,
+    CUfunction_attribute, CUgraph, CUgraphEdgeData, CUgraphNode, CUmemRangeHandleType, CUmodule, CUresult,
+    CUstream, CUstreamBatchMemOpParams, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 use libloading::Library;
 
@@ -54,6 +54,8 @@ macro_rules! driver {
             $(pub(crate) $maybe: Option<unsafe extern "C" fn($($maybe_type),*) -> Code>,)*
             cuGetErrorName: unsafe extern "C" fn(Code, *mut *const c_char) -> Code,
             cuGetErrorString: unsafe extern "C" fn(Code, *mut *const c_char) -> Code,
+            /// cudarc's bindings for CUDA 13 have only later forms, which drivers for CUDA 12.0 lack.
+            pub(crate) cuCtxCreate_v2: Option<unsafe extern "C" fn(*mut CUcontext, c_uint, CUdevice) -> Code>,
             /// Keeps the functions mapped.
             _library: Library,
         }
@@ -92,6 +94,9 @@ macro_rules! driver {
                     // SAFETY: cuda.h declares it so, except for the code, for which a 32-bit number
                     // can stand.
                     cuGetErrorString: unsafe { symbol(&library, "cuGetErrorString") }?,
+                    // SAFETY: every driver has the symbol with this type (cuda.h declared it so until CUDA 12), except that it
+                    // returns the code as an enum.
+                    cuCtxCreate_v2: unsafe { symbol(&library, "cuCtxCreate_v2") }.ok(),
                     _library: library,
                 })
             }
@@ -153,6 +158,7 @@ driver! {
     fn cuStreamQuery(CUstream);
     fn cuStreamIsCapturing(CUstream, *mut CUstreamCaptureStatus);
     fn cuStreamWriteValue64_v2(CUstream, CUdeviceptr, u64, c_uint);
+    fn cuStreamBatchMemOp_v2(CUstream, c_uint, *mut CUstreamBatchMemOpParams, c_uint);
     fn cuThreadExchangeStreamCaptureMode(*mut CUstreamCaptureMode);
     // Only for the resident worker in graphs; CUDA 12.3 and later.
     fn cuStreamGetCaptureInfo_v3(
@@ -162,7 +168,10 @@ driver! {
     fn cuGraphAddKernelNode_v2(
         *mut CUgraphNode, CUgraph, *const CUgraphNode, usize, *const CUDA_KERNEL_NODE_PARAMS
     );
-    // Only for measuring: copies between any two memories, and other GPUs' memory.
+    // Only for a context beside the primary one.
+    fn cuCtxDestroy_v2(CUcontext);
+    fn cuMemcpy2DAsync_v2(*const CUDA_MEMCPY2D_st, CUstream);
+    // Copies between any two memories, and other GPUs' memory.
     fn cuMemcpyAsync(CUdeviceptr, CUdeviceptr, usize, CUstream);
     fn cuStreamWaitEvent(CUstream, CUevent, c_uint);
     fn cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);

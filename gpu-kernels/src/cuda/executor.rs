@@ -31,6 +31,8 @@ use crate::source::Source;
 struct Device {
     context: Arc<Context>,
     embedded: Mutex<Option<Arc<CudaModule>>>,
+    /// The context for copies that nothing of the program holds up, as long as somebody uses it.
+    beside: Mutex<Weak<Context>>,
 }
 
 static DEVICES: Mutex<Vec<(u32, Weak<Device>)>> = Mutex::new(Vec::new());
@@ -64,7 +66,8 @@ impl CudaExecutor {
             return Ok(Self { device });
         }
         let context = Arc::new(Context::open(device_index)?);
-        let device = Arc::new(Device { context, embedded: Mutex::new(None) });
+        let device =
+            Arc::new(Device { context, embedded: Mutex::new(None), beside: Mutex::new(Weak::new()) });
         devices.push((device_index, Arc::downgrade(&device)));
         Ok(Self { device })
     }
@@ -93,6 +96,49 @@ impl CudaExecutor {
     /// The context of this executor's GPU.
     pub(crate) fn context(&self) -> &Arc<Context> {
         &self.device.context
+    }
+
+    /// Registers host memory with a context of this executor's GPU, which is the primary one or [`CudaExecutor::beside`].
+    fn register_with(
+        context: &Arc<Context>,
+        ptr: NonNull<u8>,
+        len: usize,
+        access: Access,
+        io_memory: bool,
+    ) -> Result<Registration> {
+        if access == Access::ReadOnly && !context.read_only {
+            return Err(DeviceError::ReadOnlyUnsupported {
+                index: context.index,
+                name: context.name.clone(),
+                addr: ptr.as_ptr() as usize,
+                len,
+            });
+        }
+        let _current = context.current()?;
+        let range = CudaHostRange::register(context, ptr, len, access, io_memory)?;
+        Ok(Registration::new(range.device_addr()?, len, Box::new(range)))
+    }
+
+    /// Registers host memory for queues of copies alone ([`crate::OrderedCopies`]): nothing that the program does with CUDA holds
+    /// up the call.
+    pub(crate) fn register_beside(
+        &self,
+        ptr: NonNull<u8>,
+        len: usize,
+        access: Access,
+    ) -> Result<Registration> {
+        Self::register_with(&self.beside()?, ptr, len, access, false)
+    }
+
+    /// Another context of this executor's GPU ([`Context::beside`]). All that is made here at one time is the same one.
+    pub(crate) fn beside(&self) -> Result<Arc<Context>> {
+        let mut beside = lock(&self.device.beside);
+        if let Some(context) = beside.upgrade() {
+            return Ok(context);
+        }
+        let context = Arc::new(self.context().beside()?);
+        *beside = Arc::downgrade(&context);
+        Ok(context)
     }
 
     fn compile(&self, sources: &[Source]) -> Result<Vec<(String, Vec<u8>)>> {
@@ -206,18 +252,7 @@ impl Executor for CudaExecutor {
         access: Access,
         io_memory: bool,
     ) -> Result<Registration> {
-        let context = self.context();
-        if access == Access::ReadOnly && !context.read_only {
-            return Err(DeviceError::ReadOnlyUnsupported {
-                index: context.index,
-                name: context.name.clone(),
-                addr: ptr.as_ptr() as usize,
-                len,
-            });
-        }
-        let _current = context.current()?;
-        let range = CudaHostRange::register(context, ptr, len, access, io_memory)?;
-        Ok(Registration::new(range.device_addr()?, len, Box::new(range)))
+        Self::register_with(self.context(), ptr, len, access, io_memory)
     }
 
     fn stream(&self) -> Result<Stream> {

@@ -17,8 +17,8 @@ static REGISTERED: Mutex<Option<HashMap<(usize, usize), Pinned>>> = Mutex::new(N
 
 /// A range that the driver has pinned.
 struct Pinned {
-    /// The context that registered the range. Every context sees the range, but only this one can
-    /// unregister it.
+    /// The context that registered the range, and the only one that can unregister it. If it is the primary one, every context
+    /// sees the range.
     context: Arc<Context>,
     /// How many registrations share the range.
     count: usize,
@@ -47,7 +47,8 @@ impl CudaHostRange {
         let mut table = lock(&REGISTERED);
         let table = table.get_or_insert_default();
         if let Some(held) = table.get_mut(&(addr, len)) {
-            if held.access != access || held.io_memory != io_memory {
+            let seen = held.context.is_primary() || Arc::ptr_eq(&held.context, context);
+            if held.access != access || held.io_memory != io_memory || !seen {
                 return Err(DeviceError::RegisteredOtherwise {
                     addr,
                     len,
@@ -57,7 +58,10 @@ impl CudaHostRange {
             }
             held.count += 1;
         } else {
-            let mut flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
+            let mut flags = sys::CU_MEMHOSTREGISTER_DEVICEMAP;
+            if context.is_primary() {
+                flags |= sys::CU_MEMHOSTREGISTER_PORTABLE;
+            }
             if access == Access::ReadOnly {
                 flags |= sys::CU_MEMHOSTREGISTER_READ_ONLY;
             }

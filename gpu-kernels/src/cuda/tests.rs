@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use pushgate_driver_shim::memory::SharedMemory;
+
 use super::executor::CudaExecutor;
 use super::export;
 use super::module::CudaModule;
@@ -14,6 +16,7 @@ use crate::error::{DeviceError, Result};
 use crate::executor::{Access, Executor, Launch, LoadedModule, Running, WaitOutcome};
 use crate::lock::lock;
 use crate::mover::CudaCopy;
+use crate::ordered::OrderedCopies;
 use crate::source::Source;
 
 fn poke(
@@ -106,7 +109,37 @@ fn child() {
     assert_eq!(exported.offset, word.addr() % rustix::param::page_size() as u64);
     copies.flush_rdma_writes().unwrap();
 
-    drop((six, one, ticket, copies, module, word, second, executor));
+    // The stub registers one memory at a time.
+    drop(one);
+    let shared: Arc<dyn Executor> = Arc::new(second);
+    let words = SharedMemory::builder("test", OrderedCopies::BYTES_TO_COPY_WITHIN).create().unwrap();
+    let mut queue = OrderedCopies::new(&shared, words).unwrap();
+    let (long, mut back) = (vec![3u8; 300_000], vec![0u8; 300_000]);
+    let memory = shared.alloc(700_000).unwrap();
+    let at = |offset: u64| memory.addr() + offset;
+    // SAFETY: the memories outlive the queue's work, and the stretches lie in them.
+    unsafe {
+        // Two rows and a rest; one byte; a store, which waits for the next copy; a long copy.
+        for (offset, len) in [(0, 31), (40, 1), (50, 2), (60, 64)] {
+            queue.copy_in(at(offset), host.as_ptr(), len).unwrap();
+        }
+        queue.store(at(128), 5).unwrap();
+        queue.copy_out(queue.word_address(0), at(128), 8).unwrap();
+        assert_eq!((queue.mark().unwrap(), queue.look().unwrap(), queue.word(0)), (1, 1, 5));
+        queue.copy_in(at(200), long.as_ptr(), long.len()).unwrap();
+        queue.copy_within(at(300_200), at(0), 99).unwrap();
+        assert_eq!((queue.mark().unwrap(), queue.look().unwrap()), (2, 1), "an event that is not over yet");
+        while queue.look().unwrap() < 2 {}
+        queue.copy_out(back.as_mut_ptr() as u64, at(300_200), 99).unwrap();
+        queue.mark().unwrap();
+    }
+    assert!(queue.look().unwrap() == 3 && queue.is_done());
+    let sevens: Vec<usize> = (0..99).filter(|i| back[*i] == 7).collect();
+    let expected: Vec<usize> = (0..31).chain([40, 50, 51]).chain(60..99).collect();
+    assert_eq!(sevens, expected);
+    drop((queue, memory, shared));
+
+    drop((six, ticket, copies, module, word, executor));
     // SAFETY: these are the stub's own functions, with the types that the stub gives them.
     let (depth, live, flushed, pinned) = unsafe {
         let library = libloading::Library::new("libcuda.so.1").unwrap();
@@ -227,5 +260,5 @@ fn every_call_has_its_context_and_nothing_is_left() {
     let folder = Folder::new("driver");
     build_stub(&folder, &format!("{DRIVER}{}", stub_source(0, 13000, 1, DRIVER)));
     let text = run_child("cuda::tests::child", &folder.0);
-    assert!(text.contains("CHILD depth 0 live 0 flushed 1 pinned 2"), "{text}");
+    assert!(text.contains("CHILD depth 0 live 0 flushed 1 pinned 3"), "{text}");
 }

@@ -15,7 +15,19 @@ use crate::error::{Code, Failure, Result};
 use crate::exclusive::{Exclusive, Refused};
 use crate::handle;
 use crate::handshake::{Attempts, Listener};
+use crate::join::Purpose;
 use crate::runtime::{Lane, Runtime};
+
+/// Bytes of all windows of a coll comm, up to which its windows are longer than the settings say.
+const WINDOWS: u64 = 256 << 20;
+
+/// Bytes of the window to each of the other ranks: four times what the settings say, as long as all of them are few bytes. A copy
+/// by the GPU is as long as a quarter of the window at most, and each copy costs a fence.
+fn window_size(setting: u64, ranks: u32) -> u64 {
+    let longer = setting.saturating_mul(4);
+    let all = longer.saturating_mul(u64::from(ranks.max(2) - 1));
+    if all <= WINDOWS { longer } else { setting }
+}
 
 /// The traffic class of a coll comm before a context names one.
 const UNSET: i32 = -1;
@@ -68,6 +80,12 @@ impl Shared {
     pub fn class(&self) -> Option<u8> {
         // Relaxed: a number that orders nothing.
         u8::try_from(self.class.load(Ordering::Relaxed)).ok()
+    }
+
+    /// What the coll comm's queue pairs are for.
+    pub fn purpose(&self) -> Purpose {
+        let window = window_size(self.runtime.loaded.settings.net_window_size, self.ranks);
+        Purpose::Rma { lane: self.lane.clone(), window }
     }
 
     /// Something has failed: NCCL is told when it asks.
@@ -124,12 +142,13 @@ impl Coll {
             handle::Handle::decode(handle)?;
         }
         let lane = runtime.rma_lane()?;
-        let queue = |gpu: &Arc<crate::gpu::Gpu>| {
-            let words = runtime.memory("copies", OrderedCopies::BYTES, HugePages::Never)?;
+        let queue = |gpu: &Arc<crate::gpu::Gpu>, bytes| {
+            let words = runtime.memory("copies", bytes, HugePages::Never)?;
             gpu.ordered_copies(words)
         };
+        let (between, within) = (OrderedCopies::BYTES, OrderedCopies::BYTES_TO_COPY_WITHIN);
         let copies = match &lane.gpu {
-            Some(gpu) => Some([queue(gpu)?, queue(gpu)?]),
+            Some(gpu) => Some([queue(gpu, between)?, queue(gpu, between)?, queue(gpu, within)?]),
             None => None,
         };
         let state = Exclusive::new(State::new(ranks, copies));
@@ -303,5 +322,19 @@ impl Drop for Contexts {
     fn drop(&mut self) {
         // A state that nobody can enter has no use for contexts.
         let _ = self.shared.visit(|state| state.remove_contexts(self.number));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_are_longer_as_long_as_all_of_them_are_few_bytes() {
+        let cases = [((4 << 20, 1), 16 << 20), ((4 << 20, 17), 16 << 20), ((4 << 20, 18), 4 << 20)];
+        for ((setting, ranks), window) in cases {
+            assert_eq!(window_size(setting, ranks), window, "{ranks} ranks");
+        }
+        assert_eq!((window_size(512 << 20, 2), window_size(64 << 10, 1024)), (512 << 20, 256 << 10));
     }
 }

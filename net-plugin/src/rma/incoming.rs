@@ -7,7 +7,7 @@ use pushgate_driver_shim::record::Record;
 use pushgate_proxy::producer::{Producer, Received};
 use pushgate_proxy::session::Status;
 
-use super::landing::{Landings, Source};
+use super::landing::Landings;
 use super::requests::{Cause, Requests};
 use super::wire::{HEADER, Header, Words};
 use crate::end::CommEnd;
@@ -21,8 +21,8 @@ use crate::runtime::Runtime;
 #[derive(Clone, Copy)]
 pub struct Message {
     pub header: Header,
-    /// The payload behind the header.
-    pub payload: Source,
+    /// The address of the payload behind the header, in the peer's window.
+    pub payload: usize,
 }
 
 /// A queue pair from a rank.
@@ -74,11 +74,7 @@ impl Incoming {
         // SAFETY: the stretch lies within memory that `inbound` keeps mapped, checked above; the record was read with
         // acquire. Volatile, because a peer that breaks the rules writes meanwhile.
         let words: Words = unsafe { (begins as *const Words).read_volatile() };
-        let payload_at = Source {
-            host: Some(begins + HEADER),
-            device: self.inbound.device.map(|device| device + (at + HEADER) as u64),
-        };
-        Ok(Message { header: Header::decode(&words, payload)?, payload: payload_at })
+        Ok(Message { header: Header::decode(&words, payload)?, payload: begins + HEADER })
     }
 
     /// Keeps a message that can't be handled yet; [`Incoming::next`] returns it again.
@@ -88,7 +84,9 @@ impl Incoming {
 
     /// Does what follows the copies that are complete, and gives back the places of their messages.
     pub fn settle(&mut self, passed: u64, requests: &mut Requests) {
-        let settled = self.landings.settle(passed, requests);
+        let settled = self.landings.settle(passed, requests, |_| {
+            unreachable!("what is added to a signal of the GPU is in the queue since its message was handled")
+        });
         if settled > 0 {
             self.producer.release(settled);
             self.producer.wake();

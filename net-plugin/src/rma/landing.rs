@@ -15,21 +15,8 @@ use super::requests::{Handle, Requests};
 use super::signals::Signals;
 use crate::error::{Code, Failure, Result};
 
-/// Where payload is copied from.
-#[derive(Clone, Copy, Debug)]
-pub struct Source {
-    /// Its address for the CPU, unless it is GPU memory.
-    pub host: Option<usize>,
-    /// Its address for the GPU, if there is a GPU that sees it.
-    pub device: Option<u64>,
-}
-
-impl Source {
-    /// The bytes of a registered memory at `address`.
-    pub fn of(memory: &Memory, address: usize) -> Self {
-        Source { host: (!memory.cuda).then_some(address), device: Some(address as u64) }
-    }
-}
+/// Bytes of a word, which the GPU's queue can store as a value.
+pub const WORD: u64 = size_of::<u64>() as u64;
 
 /// Copies into memories and signals of this rank.
 pub struct Inward {
@@ -52,30 +39,36 @@ impl Inward {
         self.copies.as_mut().ok_or_else(|| Failure::new(Code::Internal, text))
     }
 
-    /// Copies `bytes` bytes to `to`, an address in `memory`. Returns the mark behind the copy, 0 if the copy is complete.
+    /// Copies `bytes` bytes of host memory at `from` to `to`, an address in `memory`. Returns the mark that [`Inward::mark`] will
+    /// make behind the copy, 0 if the copy is complete.
     ///
     /// # Safety
     /// Both stretches are valid, and stay so until the mark is passed. Others may write them meanwhile: that spoils their
     /// own payload alone.
-    pub unsafe fn copy(&mut self, from: Source, memory: &Memory, to: usize, bytes: u64) -> Result<u64> {
-        match (bytes, from, memory.cuda) {
-            (0, ..) => Ok(0),
-            (_, Source { host: Some(from), .. }, false) => {
-                // The stretches overlap where a rank puts into the memory that it puts out of.
-                // SAFETY: the caller's promise.
-                unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes as usize) };
-                Ok(0)
-            }
-            (_, Source { device: Some(from), .. }, _) => {
-                let copies = self.copies()?;
-                if from != to as u64 {
-                    // SAFETY: the caller's promise; the addresses are the device's.
-                    unsafe { copies.copy(to as u64, from, bytes as usize) }.map_err(failed)?;
-                }
-                copies.mark().map_err(failed)
-            }
-            _ => Err(Failure::new(Code::Internal, "the GPU does not see the window of a queue pair")),
+    pub unsafe fn copy(&mut self, from: usize, memory: &Memory, to: usize, bytes: u64) -> Result<u64> {
+        if bytes == 0 {
+            return Ok(0);
         }
+        if !memory.cuda {
+            // The stretches overlap where a rank puts into the memory that it puts out of.
+            // SAFETY: the caller's promise.
+            unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes as usize) };
+            return Ok(0);
+        }
+        let copies = self.copies()?;
+        let added = match bytes {
+            // A word, as kernels put by value: the device stores it in one call with the signal that follows.
+            WORD if to.is_multiple_of(WORD as usize) => {
+                // SAFETY: the caller's promise. Unaligned: the peer chooses where payload lies.
+                let value = unsafe { (from as *const u64).read_unaligned() };
+                // SAFETY: the caller's promise, and the target is aligned.
+                unsafe { copies.store(to as u64, value) }
+            }
+            // SAFETY: the caller's promise.
+            _ => unsafe { copies.copy_in(to as u64, from as *const u8, bytes as usize) },
+        };
+        added.map_err(failed)?;
+        Ok(copies.next())
     }
 
     /// Adds `value` to the signal at `address` of a GPU's `memory`, behind all copies so far.
@@ -89,32 +82,31 @@ impl Inward {
         unsafe { self.signals.add(copies, address as u64, value, memory.kept) }.map_err(failed)
     }
 
-    /// Goes as far as the copies are.
+    /// Looks how far the copies are, and goes as far with the signals.
     pub fn advance(&mut self) -> Result<()> {
-        match &mut self.copies {
-            Some(copies) if self.signals.is_busy() => self.signals.advance(copies).map_err(failed),
-            _ => Ok(()),
-        }
+        let Some(copies) = &mut self.copies else { return Ok(()) };
+        copies.look().map_err(failed)?;
+        if self.signals.is_busy() { self.signals.advance(copies).map_err(failed) } else { Ok(()) }
     }
 
-    /// The last mark that was passed.
+    /// Makes a mark if something was added since the last one: to be called when a turn ends. Returns the last mark.
+    pub fn mark(&mut self) -> Result<u64> {
+        self.copies.as_mut().map_or(Ok(0), |copies| copies.mark_what_is_open().map_err(failed))
+    }
+
+    /// The last mark that was passed when [`Inward::advance`] looked.
     pub fn passed(&self) -> u64 {
         self.copies.as_ref().map_or(0, OrderedCopies::passed)
     }
 
     /// Whether copies or signals are under way.
     pub fn is_busy(&self) -> bool {
-        self.copies.as_ref().is_some_and(|copies| copies.passed() < copies.marked()) || self.signals.is_busy()
+        self.copies.as_ref().is_some_and(|copies| !copies.is_done()) || self.signals.is_busy()
     }
 
     /// Fails if the GPU has failed.
     pub fn check(&self) -> Result<()> {
         self.copies.as_ref().map_or(Ok(()), |copies| copies.check().map_err(failed))
-    }
-
-    /// Makes a mark behind everything so far.
-    pub fn mark(&mut self) -> Result<u64> {
-        self.copies.as_mut().map_or(Ok(0), |copies| copies.mark().map_err(failed))
     }
 
     /// Forgets the signals in a memory that is deregistered. Nothing is under way.
@@ -125,13 +117,24 @@ impl Inward {
     }
 }
 
+/// What is to be added to a signal.
+#[derive(Clone, Debug)]
+pub struct Addition {
+    /// The signal's memory.
+    pub memory: Arc<Memory>,
+    /// The signal's address: 8 aligned bytes in the memory.
+    pub address: usize,
+    /// What is added, modulo 2^64.
+    pub value: u64,
+}
+
 /// What follows a copy.
 #[derive(Debug, Default)]
 pub struct Landing {
     /// The mark behind the copy; 0 if the copy is complete.
     pub mark: u64,
-    /// A signal in host memory, and what is added to it.
-    pub adds: Option<(Arc<Memory>, usize, u64)>,
+    /// What is added to a signal.
+    pub adds: Option<Addition>,
     /// A get that so many bytes arrived for.
     pub arrived: Option<(Handle, u64)>,
     /// A request that is done.
@@ -151,18 +154,23 @@ impl Landings {
         self.0.is_empty()
     }
 
-    /// Does what follows the copies that are complete. Returns how many these were.
-    pub fn settle(&mut self, passed: u64, requests: &mut Requests) -> u64 {
+    /// Does what follows the copies that are complete: those with a mark up to `passed`. Returns how many these were. `on_gpu` gets
+    /// what is to be added to signals of a GPU.
+    pub fn settle(&mut self, passed: u64, requests: &mut Requests, mut on_gpu: impl FnMut(Addition)) -> u64 {
         let mut settled = 0;
         while let Some(landing) = self.0.front()
             && landing.mark <= passed
         {
             let Landing { adds, arrived, done, .. } = self.0.pop_front().expect("there is one");
-            if let Some((_memory, address, value)) = adds {
-                // Release: orders the payload before the signal for a thread that reads the signal with acquire. Payload that this
-                // thread copied is its own stores; payload that the GPU copied was complete when `passed` was read.
-                // SAFETY: `Memory::signal` checked 8 aligned bytes of registered memory; deregistration settles first.
-                unsafe { AtomicU64::from_ptr(address as *mut u64) }.fetch_add(value, Ordering::Release);
+            match adds {
+                Some(addition) if addition.memory.cuda => on_gpu(addition),
+                Some(Addition { address, value, memory: _memory }) => {
+                    // Release: orders the payload before the signal for a thread that reads the signal with acquire. Payload that this
+                    // thread copied is its own stores; payload that the GPU copied was complete when `passed` was read.
+                    // SAFETY: `Memory::signal` checked 8 aligned bytes of registered memory; deregistration settles first.
+                    unsafe { AtomicU64::from_ptr(address as *mut u64) }.fetch_add(value, Ordering::Release);
+                }
+                None => {}
             }
             if let Some((get, bytes)) = arrived {
                 requests.arrived(get, bytes);

@@ -9,9 +9,10 @@
 //! of the other direction.
 //!
 //! No kernel of this plugin takes part: a user's kernel may fill the GPU and wait for a signal meanwhile. GPU memory is
-//! read and written by copy engines, in a stream of their own, and a signal in GPU memory is a store in that stream behind
-//! the payload ([`pushgate_gpu_kernels::OrderedCopies`]), which is what orders data before signal there (P3). In host
-//! memory a signal is an atomic add with release behind the copies.
+//! read and written by copy engines, in streams of a context of their own, which nothing that the program does with CUDA
+//! holds up. A signal in GPU memory is a store in such a stream behind the payload ([`pushgate_gpu_kernels::OrderedCopies`]),
+//! which is what orders data before signal there (P3). In host memory a signal is an atomic add with release behind the
+//! copies.
 //!
 //! | file | subject |
 //! | --- | --- |
@@ -22,6 +23,7 @@
 //! | `outgoing` | the queue pair to a rank, and what waits to be sent there |
 //! | `incoming` | a queue pair from a rank, and what has arrived there |
 //! | `landing` | copies into this rank's memory, and what follows each |
+//! | `own` | what a rank does to its own memory |
 //! | `state` | one coll comm: its ranks, operations and progress |
 //! | `coll` | what NCCL calls: coll comms, contexts, registrations |
 
@@ -30,6 +32,7 @@ mod incoming;
 mod landing;
 mod memory;
 mod outgoing;
+mod own;
 mod requests;
 mod signals;
 mod state;

@@ -20,6 +20,10 @@ use crate::runtime::Runtime;
 /// Payload of one message: long enough that its copy costs more than the message, short enough that the copies of both ends
 /// overlap.
 const SLICE: usize = 256 << 10;
+/// Payload of one message that the GPU copies, of an operation that has several: each copy by the GPU has a fence.
+const GPU_SLICE: usize = 8 << 20;
+/// Messages of an operation with GPU memory, if it has enough bytes: so many overlap at both ends.
+const PARTS: u64 = 8;
 /// Messages that one call sends to a rank before it looks at the others.
 const TURN: usize = 16;
 
@@ -80,8 +84,8 @@ pub struct Outgoing {
     /// The GPU's address of the window.
     window: Option<u64>,
     staged: VecDeque<Staged>,
-    /// The most bytes of payload in one message.
-    slice: usize,
+    /// The most bytes of a message, with its header.
+    longest: usize,
 }
 
 impl Outgoing {
@@ -89,9 +93,8 @@ impl Outgoing {
     pub fn new(runtime: Arc<Runtime>, made: Made, rank: u32, hello: Header) -> Result<Self> {
         let Joined { qp, mailbox, producer, geometry, lane, window, registrations, .. } = *made.joined;
         let end = CommEnd::new(runtime, Role::Send, made.line, (qp, mailbox, lane, registrations))?;
-        let bytes = (abi::PUSHGATE_UNIT as usize) << geometry.window_log;
-        let slice = SLICE.min(bytes / 4) - HEADER;
-        let mut new = Outgoing { end, rank, producer, window, staged: VecDeque::new(), slice };
+        let longest = (abi::PUSHGATE_UNIT as usize) << geometry.window_log >> 2;
+        let mut new = Outgoing { end, rank, producer, window, staged: VecDeque::new(), longest };
         match new.send(&hello, (Payload::None, 0), None, None)? {
             true => Ok(new),
             false => Err(Failure::new(Code::Internal, "a new queue pair has no room for a message")),
@@ -118,7 +121,7 @@ impl Outgoing {
         closed && self.end.peer_has(self.producer.slots().saturating_sub(1))
     }
 
-    /// Publishes messages whose payload the GPU has copied into the window.
+    /// Publishes messages whose payload the GPU has copied into the window: those with a mark up to `passed`.
     pub fn publish(&mut self, passed: u64, requests: &mut Requests) {
         let mut any = false;
         while let Some(staged) = self.staged.front()
@@ -151,7 +154,12 @@ impl Outgoing {
         while messages < TURN
             && let Some(op) = ops.front_mut()
         {
-            let bytes = (op.bytes - op.sent).min(self.slice as u64);
+            let on_device = op.payload.as_ref().is_some_and(|(memory, _)| memory.cuda);
+            let slice = match on_device {
+                true => (op.bytes / PARTS).clamp(SLICE as u64, GPU_SLICE as u64) as usize,
+                false => SLICE,
+            };
+            let bytes = (op.bytes - op.sent).min((slice.min(self.longest) - HEADER) as u64);
             let last = op.sent + bytes == op.bytes;
             let header = match op.what {
                 What::Put { to, signal } => {
@@ -168,7 +176,7 @@ impl Outgoing {
                 }
                 _ => Payload::None,
             };
-            let on_device = matches!(payload, Payload::Device(_));
+            let on_device = on_device && bytes > 0;
             let request = op.request.filter(|_| last);
             let payload = (payload, bytes as usize);
             if !self.send(&header, payload, copies.as_deref_mut(), request)? {
@@ -182,6 +190,9 @@ impl Outgoing {
                 }
                 ops.pop_front();
             }
+        }
+        if let Some(copies) = copies {
+            copies.mark_what_is_open().map_err(Failure::system("copying out of the GPU's memory"))?;
         }
         if messages > 0 {
             self.producer.wake();
@@ -215,9 +226,8 @@ impl Outgoing {
                 let to = window + (taken.place + 1) * u64::from(abi::PUSHGATE_UNIT);
                 // SAFETY: the caller promises the source; the target belongs to the reservation, in a window that stays
                 // registered until the copies have ended (`State::close`).
-                let mark =
-                    unsafe { copies.copy(to, from, bytes) }.and_then(|()| copies.mark()).map_err(failed)?;
-                self.staged.push_back(Staged { mark, slot: taken.slot, words, request });
+                unsafe { copies.copy_out(to, from, bytes) }.map_err(failed)?;
+                self.staged.push_back(Staged { mark: copies.next(), slot: taken.slot, words, request });
                 return Ok(true);
             }
         }

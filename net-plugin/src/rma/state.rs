@@ -8,15 +8,15 @@ use pushgate_gpu_kernels::OrderedCopies;
 
 use super::coll::Shared;
 use super::incoming::{Incoming, Message};
-use super::landing::{Inward, Landing, Landings, Source};
+use super::landing::{Addition, Inward, Landing, Landings};
 use super::memory::{Found, Memory};
 use super::outgoing::{Op, Outgoing, What};
+use super::own::Own;
 use super::requests::{Cause, Counted, Get, Handle, Requests};
 use super::wire::{Adds, Header, Place};
 use crate::end::SETTLE;
 use crate::error::{Code, Failure, Result};
 use crate::handle;
-use crate::join::Purpose;
 use crate::log;
 
 /// Operations that NCCL may have under way to one rank in one context: its 32 for each receive that
@@ -84,8 +84,9 @@ pub struct State {
     incoming: Vec<Incoming>,
     /// Ranks whose queue pair has come.
     come: usize,
-    /// Operations of this rank on its own memory.
-    own: Landings,
+    own: Own,
+    /// Flushes that wait for copies.
+    flushes: Landings,
     pub requests: Requests,
     inward: Inward,
     outward: Option<OrderedCopies>,
@@ -99,11 +100,11 @@ pub struct State {
 }
 
 impl State {
-    /// A coll comm of `ranks` ranks. `copies`: queues for copies into the GPU's memory and out of it, if there is a GPU.
-    pub fn new(ranks: u32, copies: Option<[OrderedCopies; 2]>) -> Self {
-        let (inward, outward) = match copies {
-            Some([inward, outward]) => (Some(inward), Some(outward)),
-            None => (None, None),
+    /// A coll comm of `ranks` ranks. `copies`: queues for copies into the GPU's memory, out of it and within it, if there is a GPU.
+    pub fn new(ranks: u32, copies: Option<[OrderedCopies; 3]>) -> Self {
+        let (inward, outward, own) = match copies {
+            Some([inward, outward, own]) => (Some(inward), Some(outward), Some(own)),
+            None => (None, None, None),
         };
         let peer =
             |_| Peer { reach: Reach::Unasked, ops: VecDeque::new(), active: false, came: false, bye: false };
@@ -112,7 +113,8 @@ impl State {
             active: Vec::new(),
             incoming: Vec::new(),
             come: 0,
-            own: Landings::default(),
+            own: Own::new(own),
+            flushes: Landings::default(),
             requests: Requests::default(),
             inward: Inward::new(inward),
             outward,
@@ -243,44 +245,30 @@ impl State {
         let mark = self.inward.mark()?;
         let counted = self.count(contexts, context, rank)?;
         let request = self.requests.add(counted, None);
-        self.own.push(Landing { mark, done: Some(request), ..Landing::default() });
-        self.own.settle(self.inward.passed(), &mut self.requests);
+        self.flushes.push(Landing { mark, done: Some(request), ..Landing::default() });
+        self.settle_flushes();
         Ok(request)
     }
 
-    /// An operation of this rank on its own memory.
+    fn settle_flushes(&mut self) {
+        self.flushes
+            .settle(self.inward.passed(), &mut self.requests, |_| unreachable!("a flush adds to no signal"));
+    }
+
+    /// Operates on this rank's own memory.
     ///
     /// # Safety
     /// As [`State::put`].
     unsafe fn put_here(
         &mut self,
         request: Handle,
-        (from, to, bytes): (Option<Stretch<'_>>, Option<Stretch<'_>>, u64),
+        what: (Option<Stretch<'_>>, Option<Stretch<'_>>, u64),
         signal: Option<Signal<'_>>,
     ) -> Result<()> {
-        let mut landing = Landing { done: Some(request), ..Landing::default() };
-        if let (Some(from), Some(to)) = (from, to) {
-            let source = Source::of(from.memory, from.memory.stretch(from.offset, bytes)?);
-            let address = to.memory.stretch(to.offset, bytes)?;
-            let source = match to.memory.cuda || from.memory.cuda {
-                // The GPU copies, out of host memory too.
-                true => Source { host: None, ..source },
-                false => source,
-            };
-            // SAFETY: the caller's promise; both stretches lie in their memories.
-            landing.mark = unsafe { self.inward.copy(source, to.memory, address, bytes)? };
-        }
-        if let Some(Signal { at, value }) = signal {
-            let address = at.memory.signal(at.offset).map_err(|why| Failure::new(Code::Usage, why))?;
-            match at.memory.cuda {
-                // SAFETY: checked above; the memory is registered.
-                true => unsafe { self.inward.add(at.memory, address, value)? },
-                false => landing.adds = Some((at.memory.clone(), address, value)),
-            }
-        }
-        self.own.push(landing);
-        self.own.settle(self.inward.passed(), &mut self.requests);
-        Ok(())
+        // SAFETY: the caller's promise.
+        unsafe { self.own.put(request, what, signal)? };
+        self.own.advance(&mut self.inward, &mut self.requests)?;
+        self.inward.mark().map(|_| ())
     }
 
     /// Begins an operation at another rank.
@@ -351,9 +339,15 @@ impl State {
         if self.come + 1 < self.peers.len() && self.turns % LOOK == 1 {
             self.let_in(shared)?;
         }
-        self.take_in(shared)?;
         self.inward.advance()?;
-        self.own.settle(self.inward.passed(), &mut self.requests);
+        if let Some(outward) = &mut self.outward {
+            outward.look().map_err(Failure::system("copying out of the GPU's memory"))?;
+        }
+        self.take_in(shared)?;
+        // One mark behind all that was taken in, and behind the signals, which are stored without waiting for it.
+        self.own.advance(&mut self.inward, &mut self.requests)?;
+        self.inward.mark()?;
+        self.settle_flushes();
         // Those for whom nothing is left to do take themselves out.
         for at in (0..self.active.len()).rev() {
             let rank = self.active[at];
@@ -373,7 +367,7 @@ impl State {
 
     /// Lets ranks connect.
     fn let_in(&mut self, shared: &Shared) -> Result<()> {
-        while let Some(made) = shared.listener.next(&Purpose::Rma(shared.lane.clone()))? {
+        while let Some(made) = shared.listener.next(&shared.purpose())? {
             self.incoming.push(Incoming::new(shared.runtime.clone(), made)?);
         }
         Ok(())
@@ -476,7 +470,7 @@ impl State {
                     None => None,
                     Some(Adds { at, value }) => match self.memory_of(shared, at, 8, true) {
                         Named::Here(Some((memory, _))) => match memory.signal(at.offset) {
-                            Ok(address) => Some((memory, address, value)),
+                            Ok(address) => Some(Addition { memory, address, value }),
                             Err(why) => return refused(why),
                         },
                         Named::Later => return Ok(Handled::Later),
@@ -490,7 +484,7 @@ impl State {
                     landing.mark = unsafe { self.inward.copy(message.payload, &memory, address, bytes)? };
                 }
                 match adds {
-                    Some((memory, address, value)) if memory.cuda => {
+                    Some(Addition { memory, address, value }) if memory.cuda => {
                         // SAFETY: `Memory::signal` checked the word, and the memory is registered.
                         unsafe { self.inward.add(&memory, address, value)? };
                     }
@@ -560,7 +554,7 @@ impl State {
         }
         if let Reach::Dialing(handle) = &mut peer.reach {
             let hello = Header::Hello { rank: shared.rank, ranks: shared.ranks };
-            let purpose = Purpose::Rma(shared.lane.clone());
+            let purpose = shared.purpose();
             let made = shared.attempts.dial(&shared.runtime, handle, shared.class(), &purpose);
             let new = made.and_then(|made| {
                 made.map(|made| Outgoing::new(shared.runtime.clone(), made, rank, hello)).transpose()
@@ -672,7 +666,7 @@ impl State {
     /// Of a coll comm that has failed: ranks that connect are told so by the end of their queue pairs.
     fn turn_away(&mut self, shared: &Shared) {
         // What fails here ends the attempt of that rank too.
-        while let Ok(Some(made)) = shared.listener.next(&Purpose::Rma(shared.lane.clone())) {
+        while let Ok(Some(made)) = shared.listener.next(&shared.purpose()) {
             drop(Incoming::new(shared.runtime.clone(), made));
         }
     }
@@ -681,8 +675,9 @@ impl State {
 
     /// Whether copies by the GPU are under way.
     fn copies_are_under_way(&self) -> bool {
-        let outward = self.outward.as_ref();
-        self.inward.is_busy() || outward.is_some_and(|copies| copies.passed() < copies.marked())
+        self.inward.is_busy()
+            || self.own.is_busy()
+            || self.outward.as_ref().is_some_and(|copies| !copies.is_done())
     }
 
     /// Waits until the GPU has done what it was told. A copy takes as long as its bytes take over PCIe.
@@ -690,6 +685,14 @@ impl State {
         let began = Instant::now();
         while self.copies_are_under_way() {
             self.inward.advance()?;
+            self.own.advance(&mut self.inward, &mut self.requests)?;
+            self.inward.mark()?;
+            if let Some(outward) = &mut self.outward {
+                outward
+                    .mark_what_is_open()
+                    .and_then(|_| outward.look())
+                    .map_err(Failure::system("copying"))?;
+            }
             if began.elapsed() > SETTLE {
                 self.inward.check()?;
                 return Err(Failure::new(Code::System, format!("the GPU still copies after {SETTLE:?}")));
@@ -721,7 +724,7 @@ impl State {
         for from in &mut self.incoming {
             from.settle(passed, &mut self.requests);
         }
-        self.own.settle(passed, &mut self.requests);
+        self.settle_flushes();
         self.inward.forget(memory);
         Ok(())
     }
@@ -773,6 +776,7 @@ impl State {
             std::mem::forget(ends);
             std::mem::forget(std::mem::replace(&mut self.inward, Inward::new(None)));
             std::mem::forget(self.outward.take());
+            self.own.forget();
         }
     }
 }

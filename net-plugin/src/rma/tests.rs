@@ -243,8 +243,11 @@ fn what_was_put_arrives_though_its_rank_closes_at_once() {
         ranks[0].fill(7);
         let request = ranks[0].put(1, (0, 0, BYTES - 64), ranks[0].signal(0, 1)).unwrap();
         ended(&ranks, 0, request).unwrap();
-        drop(ranks.remove(0));
-        progress_until(&ranks, || (ranks[0].seen(0) == 1).then_some(()));
+        let closes = ranks.remove(0);
+        std::thread::scope(|threads| {
+            threads.spawn(move || drop(closes));
+            progress_until(&ranks, || (ranks[0].seen(0) == 1).then_some(()));
+        });
         assert!(ranks[0].words[..WORDS - 8].iter().all(|word| word.load(Ordering::Relaxed) == 7));
         (0..1000).for_each(|_| ranks[0].contexts.progress().unwrap());
         assert!(!ranks[0].contexts.has_failed(), "the rank said that it closes");
@@ -328,7 +331,7 @@ fn p8_messages_that_no_rank_sends_end_their_own_queue_pair_and_touch_nothing() {
         let (door, mut handle) = Door::new(runtime.clone()).unwrap();
         let handles = [handle, others[0].1, others[1].1].into();
         let target = rank(Coll::new((runtime.clone(), attempts.clone()), &door, handles, 0).unwrap());
-        let purpose = Purpose::Rma(runtime.rma_lane().unwrap());
+        let purpose = Purpose::Rma { lane: runtime.rma_lane().unwrap(), window: 64 << 10 };
         let mut stranger = until(|| {
             target.contexts.progress().unwrap();
             attempts.dial(&runtime, &mut handle, None, &purpose).unwrap()
@@ -364,7 +367,7 @@ fn p8_messages_that_no_rank_sends_end_their_own_queue_pair_and_touch_nothing() {
 
 fn purpose_lane(purpose: &Purpose) -> &Lane {
     match purpose {
-        Purpose::Rma(lane) => lane,
+        Purpose::Rma { lane, .. } => lane,
         Purpose::Messages => unreachable!("the tests make none"),
     }
 }

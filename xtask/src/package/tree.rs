@@ -34,6 +34,7 @@ const FOLDERS: &[(&str, &str)] = &[
     ("examples/cuda", "share/doc/pushgate/examples/cuda"),
     ("examples/halo", "share/doc/pushgate/examples/halo"),
     ("examples/mpi", "share/doc/pushgate/examples/mpi"),
+    ("examples/nccl-device", "share/doc/pushgate/examples/nccl-device"),
     ("examples/pytorch", "share/doc/pushgate/examples/pytorch"),
 ];
 
