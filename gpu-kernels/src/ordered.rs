@@ -165,7 +165,7 @@ impl OrderedCopies {
     /// If the memory is smaller than [`OrderedCopies::BYTES`].
     pub fn new(executor: &Arc<dyn Executor>, memory: SharedMemory) -> Result<Self> {
         assert!(memory.len() >= Self::BYTES);
-        let registration = executor.register(memory.as_ptr(), memory.len(), Access::ReadWrite, false)?;
+        let registration = Self::register(executor, memory.as_ptr(), memory.len(), Access::ReadWrite)?;
         let words = Words { registration, memory };
         let kind = match executor.as_cuda() {
             Some(cuda) => {

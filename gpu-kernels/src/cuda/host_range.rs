@@ -13,7 +13,16 @@ use crate::executor::Access;
 use crate::lock::lock;
 
 /// Host ranges that this process has registered: CUDA accepts each range only once.
-static REGISTERED: Mutex<Option<HashMap<(usize, usize), Pinned>>> = Mutex::new(None);
+type Ranges = Mutex<Option<HashMap<(usize, usize), Pinned>>>;
+
+/// Ranges of primary contexts, which every context sees.
+static PRIMARY: Ranges = Mutex::new(None);
+/// Ranges of contexts beside them. A call that the driver holds up in a primary context must not hold up these too.
+static BESIDE: Ranges = Mutex::new(None);
+
+fn ranges(context: &Context) -> &'static Ranges {
+    if context.is_primary() { &PRIMARY } else { &BESIDE }
+}
 
 /// A range that the driver has pinned.
 struct Pinned {
@@ -44,7 +53,7 @@ impl CudaHostRange {
     ) -> Result<Self> {
         let addr = ptr.as_ptr() as usize;
         let words = |access: Access, io: bool| format!("{access:?}{}", if io { ", io memory" } else { "" });
-        let mut table = lock(&REGISTERED);
+        let mut table = lock(ranges(context));
         let table = table.get_or_insert_default();
         if let Some(held) = table.get_mut(&(addr, len)) {
             let seen = held.context.is_primary() || Arc::ptr_eq(&held.context, context);
@@ -95,7 +104,7 @@ impl CudaHostRange {
 
 impl Drop for CudaHostRange {
     fn drop(&mut self) {
-        let mut table = lock(&REGISTERED);
+        let mut table = lock(ranges(&self.context));
         let Some(table) = table.as_mut() else { return };
         let Some(held) = table.get_mut(&(self.ptr, self.len)) else { return };
         held.count -= 1;

@@ -110,7 +110,7 @@ int cuStreamBatchMemOp_v2(void *s, unsigned n, struct operation *o, unsigned f)
 }
 int cuCtxCreate_v2(void **c, unsigned f, int d) { IN *c = (void *)24; depth++; live++; return 0; }
 int cuCtxDestroy_v2(void *c) { live--; return c != (void *)24; }
-int cuMemHostRegister_v2(void *p, size_t n, unsigned f) { IN if (registered) return 712; registered = 1; pinned++; return f == 3 ? 0 : 1; }
+int cuMemHostRegister_v2(void *p, size_t n, unsigned f) { IN if (registered) return 712; registered = 1; pinned++; return f == 3 || f == 2 ? 0 : 1; }
 int cuMemHostUnregister(void *p) { IN if (!registered) return 713; registered = 0; return 0; }
 int cuMemHostGetDevicePointer_v2(void **d, void *p, unsigned f) { IN *d = p; return 0; }
 int cuStreamCreateWithPriority(void **s, unsigned f, int p) { IN *s = malloc(1); live++; return f == 1 ? 0 : 1; }
