@@ -160,6 +160,62 @@ pub(crate) fn no_gpu(test: &str, reason: &str) {
     pushgate_tests::skip(&format!("no GPU for {test}: {reason}"));
 }
 
+/// Copies of every length by [`OrderedCopies`], beside a kernel that runs and a thread whose call of the driver waits for that
+/// kernel to end.
+fn copies_go_on_while_memory_is_freed(cuda: &CudaExecutor) {
+    let executor: Arc<dyn Executor> = Arc::new(CudaExecutor::new(0).unwrap());
+    let words = SharedMemory::builder("test", OrderedCopies::BYTES_TO_COPY_WITHIN).create().unwrap();
+    let mut queue = OrderedCopies::new(&executor, words).unwrap();
+    let (most, host) = (3 << 20, SharedMemory::builder("test", 8 << 20).create().unwrap());
+    let seen = OrderedCopies::register(&executor, host.as_ptr(), host.len(), Access::ReadWrite).unwrap();
+    let memory = executor.alloc(8 << 20).unwrap();
+    let context = cuda.context().clone();
+    let mut waits = 0;
+    {
+        let _current = context.current().unwrap();
+        // SAFETY: writes one address, which the thread below frees.
+        assert_eq!(unsafe { (context.driver.cuMemAlloc_v2)(&mut waits, 1 << 20) }, 0);
+    }
+    let frees = thread::spawn(move || {
+        let _current = context.current().unwrap();
+        // SAFETY: allocated above, and used by nobody.
+        assert_eq!(unsafe { (context.driver.cuMemFree_v2)(waits) }, 0);
+    });
+    thread::sleep(Duration::from_millis(50));
+    println!(
+        "a thread that frees memory {}",
+        if frees.is_finished() { "has ended" } else { "waits for the kernel" }
+    );
+    let byte = |len: usize, i: usize| (len * 31 + i * 7 + i / 251) as u8;
+    for len in [1, 2, 3, 8, 31, 4096, 20_001, 65_535, 65_536, most] {
+        // SAFETY: `most` bytes from the first on, which the device does not use now.
+        let from = unsafe { std::slice::from_raw_parts_mut(host.as_ptr().as_ptr(), len) };
+        from.iter_mut().enumerate().for_each(|(i, at)| *at = byte(len, i));
+        let began = std::time::Instant::now();
+        // SAFETY: the stretches lie in their memories, which outlive the queue's work, and do not overlap.
+        let mark = unsafe {
+            queue.copy_in(memory.addr() + 5, from.as_ptr(), len).unwrap();
+            queue.copy_within(memory.addr() + (4 << 20) + 3, memory.addr() + 5, len).unwrap();
+            queue.store(memory.addr() + (8 << 20) - 8, len as u64).unwrap();
+            queue.copy_out(seen.device_addr() + (4 << 20) + 1, memory.addr() + (4 << 20) + 3, len).unwrap();
+            queue.copy_out(queue.word_address(7), memory.addr() + (8 << 20) - 8, 8).unwrap();
+            queue.mark().unwrap()
+        };
+        while queue.look().unwrap() < mark {
+            assert!(began.elapsed() < pushgate_tests::hang(), "{len} bytes wait for the kernel");
+            thread::yield_now();
+        }
+        println!("{len} bytes in, within and out beside a kernel: {:?}", began.elapsed());
+        // SAFETY: behind the mark, nobody writes there.
+        let to = unsafe { std::slice::from_raw_parts(host.as_ptr().as_ptr().add((4 << 20) + 1), len) };
+        assert!(to.iter().enumerate().all(|(i, at)| *at == byte(len, i)), "{len} bytes");
+        assert_eq!(queue.word(7), len as u64);
+    }
+    drop((queue, seen, memory));
+    // The kernel's end, which comes behind this, lets the thread go on.
+    drop(frees);
+}
+
 /// Needs a GPU.
 #[test]
 fn on_a_gpu_kernels_run_and_memory_moves_beside_them() {
@@ -248,6 +304,7 @@ fn on_a_gpu_kernels_run_and_memory_moves_beside_them() {
     println!("flush beside a kernel: {flushed:?}, {took:?}");
     assert!(took < pushgate_tests::hang(), "the kernel waits until it is let go");
     drop(buffer);
+    copies_go_on_while_memory_is_freed(&executor);
     assert!(!waiting.is_done().unwrap());
     host.copy_from_host(&1u64.to_ne_bytes()).unwrap();
     assert_eq!(waiting.wait(Some(pushgate_tests::hang())).unwrap(), WaitOutcome::Done);
