@@ -35,11 +35,13 @@ const WITHIN: usize = 16 << 20;
 const LARGE: usize = 128 << 10;
 /// Bytes of copies without a mark between them, at most: what waits for them need not wait for more.
 const UNMARKED: usize = 512 << 10;
+/// Events that a queue has from the beginning.
+const SPARE_EVENTS: usize = 16;
 
-/// A queue of copies and stores on a device. Dropping it waits until all of them are carried out.
+/// A queue of copies and stores on a device. Dropping it waits until everything up to the last copy or mark is carried out.
 ///
-/// Stores that follow each other are handed to the device together, by the next copy or mark. So whoever adds copies or stores
-/// makes a mark at the end.
+/// Stores that follow each other are handed to the device together, by the next copy or mark: stores behind the last one of these
+/// are never carried out. So whoever adds copies or stores makes a mark at the end.
 ///
 /// One thread at a time uses a queue.
 pub struct OrderedCopies {
@@ -138,9 +140,14 @@ impl Words {
         self.registration.device_addr() + (index * size_of::<u64>()) as u64
     }
 
+    /// Where the CPU reads a word.
+    fn host(&self, index: usize) -> *const u8 {
+        self.word(index).as_ptr().cast_const().cast()
+    }
+
     /// The memory behind the words, of [`STAGING`] bytes: for the CPU, and for the device.
     fn staging(&self) -> *const u8 {
-        // SAFETY: the memory is longer than its words (`OrderedCopies::new`).
+        // SAFETY: `OrderedCopies::new` asserts that the memory has the bytes of the words; one behind them is its end at least.
         unsafe { self.memory.as_ptr().as_ptr().cast_const().add(OrderedCopies::BYTES) }
     }
 
@@ -158,8 +165,10 @@ impl OrderedCopies {
     pub const BYTES_TO_COPY_WITHIN: usize = Self::BYTES + STAGING;
 
     /// Makes a queue on the executor's device, of the highest priority, with its words in `memory`: zeros that nobody else
-    /// uses. On a GPU the queue belongs to a context of its own, so that nothing that the program does with CUDA holds it up; all
-    /// queues of a GPU share that context. Fails on a GPU that can't store a word in a stream's order.
+    /// uses. On a GPU the queue belongs to a context of its own, so that calls of the program that wait for a kernel do not hold it
+    /// up; all queues of a GPU share that context. The kernels of the program and this context take turns of about 2 ms; what
+    /// needs no SM waits for no turn. Two kinds of copy need one: of a single byte into the device, and of many bytes within it. Fails on a
+    /// GPU that can't store a word in a stream's order.
     ///
     /// # Panics
     /// If the memory is smaller than [`OrderedCopies::BYTES`].
@@ -171,16 +180,19 @@ impl OrderedCopies {
             Some(cuda) => {
                 let stream = CopyStream::new(&cuda.beside()?)?;
                 stream.can_store()?;
+                // What the driver sets up at the first use of a stream or an event is not left until a kernel waits for it.
+                stream.warm_up(words.address(1), words.host(1))?;
+                let spare = (0..SPARE_EVENTS).map(|_| stream.spare_mark()).collect::<Result<_>>()?;
                 let stores = Vec::with_capacity(STORES);
-                Kind::Cuda(Box::new(Cuda { stream, stores, events: VecDeque::new(), spare: Vec::new() }))
+                Kind::Cuda(Box::new(Cuda { stream, stores, events: VecDeque::new(), spare }))
             }
             None => Kind::Cpu,
         };
         Ok(Self { kind, marks: 0, passed: 0, open: false, unmarked: 0, words })
     }
 
-    /// Registers host memory of the program that queues on the executor's device copy from or to. Unlike
-    /// [`Executor::register`], the call waits for nothing that the program does with its device, such as a kernel that runs.
+    /// Registers host memory of the program that queues on the executor's device copy from or to: on a GPU with the context of the
+    /// queues, and not with the one in which calls of the program may wait for a kernel.
     pub fn register(
         executor: &Arc<dyn Executor>,
         ptr: NonNull<u8>,
@@ -236,18 +248,28 @@ impl OrderedCopies {
     /// If the queue's memory is smaller than [`OrderedCopies::BYTES_TO_COPY_WITHIN`].
     ///
     /// # Safety
-    /// As [`OrderedCopies::copy_in`]; the ranges may overlap only in the whole.
+    /// As [`OrderedCopies::copy_in`], but the ranges may overlap.
     pub unsafe fn copy_within(&mut self, dst: u64, src: u64, len: usize) -> Result<()> {
         assert!(self.words.memory.len() >= Self::BYTES_TO_COPY_WITHIN);
         if dst == src {
             return Ok(());
         }
-        if len >= WITHIN || matches!(self.kind, Kind::Cpu) {
+        if matches!(self.kind, Kind::Cpu) {
+            self.begin(len)?;
+            // SAFETY: the caller's promise; on the CPU, device addresses are host addresses.
+            unsafe { std::ptr::copy(src as *const u8, dst as *mut u8, len) };
+            return Ok(());
+        }
+        let overlap = dst < src + len as u64 && src < dst + len as u64;
+        if len >= WITHIN && !overlap {
             // SAFETY: the caller's promise.
             return unsafe { self.copy_out(dst, src, len) };
         }
         let (address, staging) = (self.words.staging_address(), self.words.staging());
-        for at in (0..len).step_by(STAGING) {
+        let parts = len.div_ceil(STAGING);
+        for n in 0..parts {
+            // From the end that no later part reads.
+            let at = STAGING * if dst < src { n } else { parts - 1 - n };
             let part = STAGING.min(len - at);
             // The device makes the copies in their order, so that each part finds the staging memory free.
             // SAFETY: the caller's promise; the staging memory is the queue's own.

@@ -1,5 +1,5 @@
 //! A GPU whose memory NCCL hands over, with the worker that pushes the memory into windows and
-//! pulls it out of them (docs/worker.md). Once the worker runs, nothing here calls CUDA.
+//! pulls it out of them (docs/worker.md), and queues of copies for the RMA table. Once the worker runs, only those queues call CUDA.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -173,7 +173,8 @@ impl Context {
     ///
     /// What blocks a thread in the primary context blocks no call and no copy in this one: cudaFree beside a running kernel, a
     /// launch that loads its kernel first, a full queue of launches. But kernels of two contexts take turns, of about 2 ms
-    /// each; so this context is for what needs no SM: copies between host and GPU, and stores of words.
+    /// each; so this context is for what needs no SM: copies between host and GPU, if they are told of in the right form, and stores
+    /// of words.
     pub(super) fn beside(&self) -> Result<Self> {
         let lacks = |reason: &str| DeviceError::CudaUnavailable { reason: reason.to_owned() };
         let text = "libcuda.so.1 lacks cuCtxCreate: it is a stub";

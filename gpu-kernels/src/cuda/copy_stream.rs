@@ -89,7 +89,8 @@ impl CopyStream {
     /// Starts a copy of fewer than [`ROWS_BELOW`] bytes of host memory to device memory.
     ///
     /// Such a copy, told of as one stretch, is made by the engine that runs kernels, and waits in a context beside the primary one
-    /// until kernels of the program give way (2 ms). Told of as two rows of a rectangle, it is made by a copy engine.
+    /// until kernels of the program give way (2 ms). Told of as two rows of a rectangle, it is made by a copy engine. A single byte
+    /// has no two rows, and waits.
     ///
     /// # Safety
     /// As [`CopyStream::copy`], and `src` is host memory.
@@ -158,6 +159,7 @@ impl CopyStream {
     pub(crate) unsafe fn store(&self, stores: &[Store]) -> Result<()> {
         let context = &self.0.context;
         let batch = context.driver.cuStreamBatchMemOp_v2.ok_or_else(|| lacks("cuStreamBatchMemOp"))?;
+        assert!(stores.len() <= STORES);
         let mut ops = [sys::CUstreamBatchMemOpParams { pad: [0; 6] }; STORES];
         for (op, store) in ops.iter_mut().zip(stores) {
             // Flags 0: with the barrier before the store.
@@ -172,7 +174,6 @@ impl CopyStream {
                 alias: 0,
             };
         }
-        assert!(stores.len() <= STORES);
         let _current = context.current()?;
         // SAFETY: our own stream; so many operations stand in the array; the caller promises the words.
         let code = unsafe { batch(self.0.raw.0, stores.len() as c_uint, ops.as_mut_ptr(), 0) };
@@ -189,6 +190,33 @@ impl CopyStream {
             NOT_READY => Ok(()),
             code => context.check("cuStreamQuery", code, || "copying".to_owned()),
         }
+    }
+
+    /// Uses each kind of operation once, and waits until these are complete. `host` is 8 bytes of registered memory that nobody else
+    /// uses, which the device sees at `seen`; they are as they were afterwards.
+    pub(crate) fn warm_up(&self, seen: u64, host: *const u8) -> Result<()> {
+        let context = &self.0.context;
+        let doing = || "trying a queue of copies".to_owned();
+        let mark = self.spare_mark()?;
+        let _current = context.current()?;
+        let mut memory = 0;
+        // SAFETY: writes one address, which is freed below.
+        context.check("cuMemAlloc", unsafe { (context.driver.cuMemAlloc_v2)(&mut memory, 64) }, doing)?;
+        let tried = (|| {
+            // SAFETY: eight bytes on either side, until the stream is synchronised; the words are aligned.
+            unsafe {
+                self.copy_rows(memory, host, 8)?;
+                self.copy(seen, memory, 8)?;
+                self.store(&[Store { dst: memory, value: 0 }])?;
+            }
+            self.mark_again(&mark)
+        })();
+        // SAFETY: our own stream.
+        let code = unsafe { (context.driver.cuStreamSynchronize)(self.0.raw.0) };
+        let ended = context.check("cuStreamSynchronize", code, doing);
+        // SAFETY: allocated above; nothing uses it any more.
+        let code = unsafe { (context.driver.cuMemFree_v2)(memory) };
+        tried.and(ended).and(context.check("cuMemFree", code, doing))
     }
 
     /// A mark that [`CopyStream::mark_again`] places, and places again.

@@ -26,8 +26,7 @@ fn ranges(context: &Context) -> &'static Ranges {
 
 /// A range that the driver has pinned.
 struct Pinned {
-    /// The context that registered the range, and the only one that can unregister it. If it is the primary one, every context
-    /// sees the range.
+    /// The context that registered the range, and the only one that can unregister it.
     context: Arc<Context>,
     /// How many registrations share the range.
     count: usize,
@@ -56,7 +55,7 @@ impl CudaHostRange {
         let mut table = lock(ranges(context));
         let table = table.get_or_insert_default();
         if let Some(held) = table.get_mut(&(addr, len)) {
-            let seen = held.context.is_primary() || Arc::ptr_eq(&held.context, context);
+            let seen = context.is_primary() || Arc::ptr_eq(&held.context, context);
             if held.access != access || held.io_memory != io_memory || !seen {
                 return Err(DeviceError::RegisteredOtherwise {
                     addr,
@@ -91,7 +90,7 @@ impl CudaHostRange {
     /// The address at which the device sees the range.
     pub(super) fn device_addr(&self) -> Result<u64> {
         let mut addr = 0;
-        // SAFETY: the range is registered for every context; writes one address.
+        // SAFETY: the range is registered for this context, which is current; writes one address.
         let code = unsafe {
             (self.context.driver.cuMemHostGetDevicePointer_v2)(&mut addr, self.ptr as *mut c_void, 0)
         };

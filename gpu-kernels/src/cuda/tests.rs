@@ -186,6 +186,18 @@ fn copies_go_on_while_memory_is_freed(cuda: &CudaExecutor) {
         "a thread that frees memory {}",
         if frees.is_finished() { "has ended" } else { "waits for the kernel" }
     );
+    // What a connection needs that is made now, and a queue whose first operation is a store.
+    let began = std::time::Instant::now();
+    let late = SharedMemory::builder("test", OrderedCopies::BYTES).create().unwrap();
+    let mut second = OrderedCopies::new(&executor, late).unwrap();
+    // SAFETY: a word of memory that nobody else uses now.
+    unsafe { second.store(memory.addr() + 64, 3).unwrap() };
+    let mark = second.mark().unwrap();
+    while second.look().unwrap() < mark {
+        assert!(began.elapsed() < pushgate_tests::hang(), "a queue that is made now waits for the kernel");
+        thread::yield_now();
+    }
+    println!("another queue, and its first store: {:?}", began.elapsed());
     let byte = |len: usize, i: usize| (len * 31 + i * 7 + i / 251) as u8;
     for len in [1, 2, 3, 8, 31, 4096, 20_001, 65_535, 65_536, most] {
         // SAFETY: `most` bytes from the first on, which the device does not use now.
@@ -211,7 +223,7 @@ fn copies_go_on_while_memory_is_freed(cuda: &CudaExecutor) {
         assert!(to.iter().enumerate().all(|(i, at)| *at == byte(len, i)), "{len} bytes");
         assert_eq!(queue.word(7), len as u64);
     }
-    drop((queue, seen, memory));
+    drop((second, queue, seen, memory));
     // The kernel's end, which comes behind this, lets the thread go on.
     drop(frees);
 }

@@ -59,8 +59,10 @@ impl Inward {
         let added = match bytes {
             // A word, as kernels put by value: the device stores it in one call with the signal that follows.
             WORD if to.is_multiple_of(WORD as usize) => {
-                // SAFETY: the caller's promise. Unaligned: the peer chooses where payload lies.
-                let value = unsafe { (from as *const u64).read_unaligned() };
+                // SAFETY: the caller's promise. Bytes, because the peer chooses where payload lies; volatile, because a peer that
+                // breaks the rules writes meanwhile.
+                let value =
+                    u64::from_ne_bytes(unsafe { (from as *const [u8; WORD as usize]).read_volatile() });
                 // SAFETY: the caller's promise, and the target is aligned.
                 unsafe { copies.store(to as u64, value) }
             }

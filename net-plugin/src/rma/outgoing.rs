@@ -20,9 +20,11 @@ use crate::runtime::Runtime;
 /// Payload of one message: long enough that its copy costs more than the message, short enough that the copies of both ends
 /// overlap.
 const SLICE: usize = 256 << 10;
-/// Payload of one message that the GPU copies, of an operation that has several: each copy by the GPU has a fence.
+/// The most payload of one message that the GPU copies, where a quarter of the window has room for it. Long copies, because each
+/// has a fence.
 const GPU_SLICE: usize = 8 << 20;
-/// Messages of an operation with GPU memory, if it has enough bytes: so many overlap at both ends.
+/// An operation with GPU memory is sent as so many messages, as far as [`SLICE`] and [`GPU_SLICE`] allow: the copies of both ends
+/// then overlap.
 const PARTS: u64 = 8;
 /// Messages that one call sends to a rank before it looks at the others.
 const TURN: usize = 16;

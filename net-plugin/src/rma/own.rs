@@ -72,7 +72,7 @@ impl Own {
         let added = match (from.memory.cuda, to.memory.cuda) {
             // SAFETY: the caller's promise; both stretches lie in their memories.
             (true, true) => unsafe { copies.copy_within(target as u64, source as u64, length) },
-            // SAFETY: as above.
+            // SAFETY: as above. NCCL's host memory may be unknown to the driver, which then copies before the call returns.
             (true, false) => unsafe { copies.copy_out(target as u64, source as u64, length) },
             (false, _) if bytes == WORD && target.is_multiple_of(length) => {
                 // SAFETY: as above. A value that a kernel puts comes out of memory that the GPU does not see.

@@ -78,18 +78,19 @@ struct Counts(Box<[u16]>);
 
 /// The state of a coll comm.
 pub struct State {
+    // The queues first: dropping one waits until the GPU uses no window any more.
+    inward: Inward,
+    outward: Option<OrderedCopies>,
+    own: Own,
     peers: Box<[Peer]>,
     /// Ranks for which something is to be done.
     active: Vec<u32>,
     incoming: Vec<Incoming>,
     /// Ranks whose queue pair has come.
     come: usize,
-    own: Own,
     /// Flushes that wait for copies.
     flushes: Landings,
     pub requests: Requests,
-    inward: Inward,
-    outward: Option<OrderedCopies>,
     contexts: Vec<Option<Counts>>,
     /// Calls for progress.
     turns: u64,
