@@ -59,7 +59,7 @@ rm -f /tmp/cut
     tc qdisc delete dev n0 root
 ) &
 silence=1s
-PUSHGATE_LOG=info start --size 64K --iters 200 --recover "$(stretched 15000)"
+PUSHGATE_LOG=info start --size 64K --iters 80 --recover "$(stretched 15000)"
 silence=30s
 right_here
 if [ "$node" = 1 ]; then
@@ -92,7 +92,7 @@ right_here
 
 # A node with another secret is not let in, and both say so.
 together secrets
-PUSHGATE_SECRET="the secret of guest $VM_GUEST" start --size 64K --iters 1 --timeout "$(stretched 10000)"
+PUSHGATE_SECRET="the secret of guest $VM_GUEST" start --size 64K --iters 1 --timeout "$(stretched 4000)"
 [ "$code" = 1 ] || fail "exit code $code"
 says 'secret'
 
