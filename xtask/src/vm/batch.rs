@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use std::{fs, io};
+use std::{fs, io, thread};
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -11,7 +11,7 @@ use super::guest::{self, Ended, Job};
 use super::kernel::{self, Kernel};
 use super::siw;
 use super::suites::{PACKAGE_NEEDS, Suite};
-use crate::output::say;
+use crate::output::{self, Output, say};
 use crate::paths::Paths;
 use crate::programs::{self, Kind, Program};
 use crate::progress::{self, Guard};
@@ -43,7 +43,24 @@ pub fn run_suites(
     let mut report = Report::default();
     for guests in [1, 2] {
         let mut suites: Vec<_> = chosen.iter().copied().filter(|suite| suite.guests == guests).collect();
-        let siw = suites.iter().any(|suite| suite.siw).then(|| siw::source(paths, kernel, guard));
+        if suites.is_empty() {
+            continue;
+        }
+        // The source of software iWARP is one thread's work for some ten seconds, so cargo builds meanwhile.
+        let wants_siw = suites.iter().any(|suite| suite.siw);
+        let (siw, settings) = thread::scope(|scope| {
+            let siw = scope.spawn(|| {
+                let source = || wants_siw.then(|| siw::source(paths, kernel, guard));
+                (output::collect(source), progress::take_usage())
+            });
+            // The limit covers what runs, not the compiler.
+            let settings = build(paths, &suites, &[], guard);
+            let ((source, output), usage) = siw.join().expect("no command panics");
+            progress::add(usage);
+            Output::of_this_thread().write(&output);
+            (source, settings)
+        });
+        let mut settings = settings?;
         if let Some(Err(error)) = &siw {
             let (lacking, left): (Vec<_>, _) = suites.into_iter().partition(|suite| suite.siw);
             let reason = |suite: &&Suite| format!("suite {}: {error:#}", suite.name);
@@ -53,8 +70,6 @@ pub fn run_suites(
         if suites.is_empty() {
             continue;
         }
-        // The limit covers what runs, not the compiler.
-        let mut settings = build(paths, &suites, &[], guard)?;
         if suites.iter().any(|suite| suite.module) {
             let modules = kmod::build(paths, kernel, guard)?;
             settings.push_str(&export("KMOD_DIR", &modules));
