@@ -291,9 +291,9 @@ sleep 1
     Suite {
         name: "nccl",
         guests: 1,
-        budget: 120,
+        budget: 90,
         default: true,
-        about: "the NCCL plugin over RDMA, under its caller, on host memory: every version, strangers, deaths, many connections; local and verbs by namespace",
+        about: "the NCCL plugin over RDMA, under its caller, on host memory: the oldest and the newest version, strangers, deaths, many connections; local and verbs by namespace",
         build: &[&["test", "--package", "pushgate-tests", "--test", "nccl"]],
         devices: &[],
         module: false,
