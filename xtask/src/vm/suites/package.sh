@@ -153,11 +153,13 @@ step inside dpkg --purge pushgate
 ! inside dpkg-query --show pushgate 2>/dev/null || fail "dpkg still knows the package"
 
 # Without what other programs keep: dpkg's records, man's index, the key with which dkms signs modules, the
-# list of groups from before the last change, and the loader's cache of libraries.
+# list of groups from before the last change, the database that rpm opens for dkms where rpm is installed, and the loader's
+# cache of libraries.
 left | sort | tee /run/out/left.txt | grep -vE \
     -e '^(new|changed): root var/(lib/dpkg/|log/dpkg\.log$|cache/man/)' \
     -e '^new: root var/lib/dkms/mok\.(key|pub)$' \
     -e '^(new|changed): root etc/(group|gshadow)-$' \
+    -e '^(new|changed): root root/\.rpmdb/' \
     -e '^(new|changed): root (etc/ld\.so\.cache|var/cache/ldconfig/aux-cache)$' >/tmp/said || true
 cat /tmp/said
 [ ! -s /tmp/said ] || fail "that is left behind"
