@@ -6,6 +6,7 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::paths::Paths;
+use crate::programs::Program;
 use crate::progress::Guard;
 use crate::{cuda, process};
 
@@ -48,7 +49,17 @@ impl Bench {
 
     /// A cargo command, with the variables that tests read.
     pub fn command(&self) -> Command {
-        let mut command = process::cargo(&self.paths.root);
+        self.with_variables(process::cargo(&self.paths.root))
+    }
+
+    /// A test program with these arguments, in the folder of its package and with the variables that tests read.
+    pub fn test(&self, program: &Program, arguments: &[&str]) -> Command {
+        let mut command = self.with_variables(process::command(&program.path, &program.package));
+        command.args(arguments);
+        command
+    }
+
+    fn with_variables(&self, mut command: Command) -> Command {
         command.env("PUSHGATE_SKIP_LOG", self.skip_log());
         command.env("_PUSHGATE_TEST_PATIENCE", self.patience.to_string());
         // If there is a toolkit, tests that need NVRTC load the toolkit's, and those that need nvcc run it. Programs find no nvcc

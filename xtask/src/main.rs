@@ -27,6 +27,7 @@ mod site;
 mod steps;
 mod supply_chain;
 mod system;
+mod test_programs;
 mod tools;
 mod venv;
 mod vm;

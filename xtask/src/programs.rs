@@ -1,7 +1,7 @@
 //! Builds programs with cargo and tells where they are.
 
 use std::ffi::OsStr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
@@ -21,11 +21,14 @@ pub enum Kind {
 }
 
 /// A program that was built.
+#[derive(Clone, Debug)]
 pub struct Program {
     /// The name of the program's target.
     pub name: String,
     /// The program's path.
     pub path: PathBuf,
+    /// The folder of the program's package, in which cargo runs tests.
+    pub package: PathBuf,
     /// The kind of the program's target.
     pub kind: Kind,
 }
@@ -61,7 +64,9 @@ fn programs(messages: &str) -> Result<Vec<Program>> {
             } else {
                 Kind::Bin
             };
-            programs.push(Program { name: name.into(), path: path.into(), kind });
+            let manifest = message["manifest_path"].as_str().context("cargo names no manifest")?;
+            let package = Path::new(manifest).parent().context("the manifest is in no folder")?.into();
+            programs.push(Program { name: name.into(), path: path.into(), package, kind });
         }
     }
     Ok(programs)
@@ -73,13 +78,15 @@ mod tests {
 
     #[test]
     fn cargos_messages_name_the_programs() {
-        let messages = r#"{"reason":"compiler-artifact","target":{"kind":["lib"],"name":"a"},"profile":{"test":false},"executable":null}
-{"reason":"compiler-artifact","target":{"kind":["lib"],"name":"a"},"profile":{"test":true},"executable":"/t/a-1"}
-{"reason":"compiler-artifact","target":{"kind":["example"],"name":"b"},"profile":{"test":false},"executable":"/t/b"}
-{"reason":"compiler-artifact","target":{"kind":["bin"],"name":"c"},"profile":{"test":false},"executable":"/t/c"}
+        let messages = r#"{"reason":"compiler-artifact","target":{"kind":["lib"],"name":"a"},"profile":{"test":false},"manifest_path":"/s/a/Cargo.toml","executable":null}
+{"reason":"compiler-artifact","target":{"kind":["lib"],"name":"a"},"profile":{"test":true},"manifest_path":"/s/a/Cargo.toml","executable":"/t/a-1"}
+{"reason":"compiler-artifact","target":{"kind":["example"],"name":"b"},"profile":{"test":false},"manifest_path":"/s/a/Cargo.toml","executable":"/t/b"}
+{"reason":"compiler-artifact","target":{"kind":["bin"],"name":"c"},"profile":{"test":false},"manifest_path":"/s/Cargo.toml","executable":"/t/c"}
 {"reason":"build-finished","success":true}"#;
         let found = programs(messages).unwrap();
-        let found: Vec<_> = found.iter().map(|p| (p.name.as_str(), p.kind)).collect();
-        assert_eq!(found, [("a", Kind::Test), ("b", Kind::Example), ("c", Kind::Bin)]);
+        let found: Vec<_> =
+            found.iter().map(|p| (p.name.as_str(), p.kind, p.package.to_str().unwrap())).collect();
+        let wanted = [("a", Kind::Test, "/s/a"), ("b", Kind::Example, "/s/a"), ("c", Kind::Bin, "/s")];
+        assert_eq!(found, wanted);
     }
 }

@@ -114,6 +114,14 @@ pub fn add_cpu_time(time: Duration) {
     note(|usage| usage.cpu += time);
 }
 
+/// Adds what commands have used that other threads ran for this one.
+pub fn add(usage: Usage) {
+    note(|sum| {
+        sum.silence = sum.silence.max(usage.silence);
+        sum.cpu += usage.cpu;
+    });
+}
+
 /// What this thread's commands have used since the last call.
 pub fn take_usage() -> Usage {
     USAGE.take()

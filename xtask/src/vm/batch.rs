@@ -260,7 +260,12 @@ mod tests {
 
     #[test]
     fn a_programs_variable_is_a_shells() {
-        let program = Program { name: "my-test".into(), path: "/a b/my-test-1".into(), kind: Kind::Test };
+        let program = Program {
+            name: "my-test".into(),
+            path: "/a b/my-test-1".into(),
+            package: "/a b".into(),
+            kind: Kind::Test,
+        };
         assert_eq!(variable(&program), "export TEST_MY_TEST='/a b/my-test-1'\n");
     }
 }
