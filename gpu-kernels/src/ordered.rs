@@ -241,8 +241,8 @@ impl OrderedCopies {
         }
     }
 
-    /// Adds a copy of `len` bytes within device memory. A copy of fewer than [`WITHIN`] bytes goes through host memory, because
-    /// copies within a GPU's memory are made by the engine that runs kernels and wait about 2 ms for their turn.
+    /// Adds a copy of `len` bytes within device memory. On a GPU a copy of less than 16 MiB goes through host memory, because copies
+    /// within the GPU's memory are made by the engine that runs kernels and wait about 2 ms for their turn.
     ///
     /// # Panics
     /// If the queue's memory is smaller than [`OrderedCopies::BYTES_TO_COPY_WITHIN`].
