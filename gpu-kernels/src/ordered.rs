@@ -6,7 +6,7 @@
 //! `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER` (CUDA driver API, stream memory operations). On the CPU a copy is complete on
 //! return, and the store is a release.
 //!
-//! How far the queue is says a mark. Behind short copies and stores a mark is a store of the mark's number to a word of host
+//! A mark tells how far the queue is. Behind short copies and stores a mark is a store of the mark's number to a word of host
 //! memory, which the program reads without a call of the driver; behind long copies it is an event.
 
 use std::collections::VecDeque;
@@ -40,8 +40,8 @@ const SPARE_EVENTS: usize = 16;
 
 /// A queue of copies and stores on a device. Dropping it waits until everything up to the last copy or mark is carried out.
 ///
-/// Stores that follow each other are handed to the device together, by the next copy or mark: stores behind the last one of these
-/// are never carried out. So whoever adds copies or stores makes a mark at the end.
+/// Stores that follow each other are handed to the device together, by the next copy or mark. A store behind the last copy or mark is
+/// never carried out, so a program makes a mark after its last store.
 ///
 /// One thread at a time uses a queue.
 pub struct OrderedCopies {
@@ -81,8 +81,7 @@ impl Cuda {
         if self.stores.is_empty() {
             return Ok(());
         }
-        // SAFETY: who added the stores promised what this call requires (`OrderedCopies::store`); a mark's word is the
-        // queue's own.
+        // SAFETY: the callers of `OrderedCopies::store` promise valid words until a later mark; a mark's word is the queue's own.
         let stored = unsafe { self.stream.store(&self.stores) };
         self.stores.clear();
         stored
@@ -165,10 +164,10 @@ impl OrderedCopies {
     pub const BYTES_TO_COPY_WITHIN: usize = Self::BYTES + STAGING;
 
     /// Makes a queue on the executor's device, of the highest priority, with its words in `memory`: zeros that nobody else
-    /// uses. On a GPU the queue belongs to a context of its own, so that calls of the program that wait for a kernel do not hold it
-    /// up; all queues of a GPU share that context. The kernels of the program and this context take turns of about 2 ms; what
-    /// needs no SM waits for no turn. Two kinds of copy need one: of a single byte into the device, and of many bytes within it. Fails on a
-    /// GPU that can't store a word in a stream's order.
+    /// uses. On a GPU the queue belongs to a context of its own, so that calls of the program that wait for a kernel do not hold the
+    /// queue up; all queues of a GPU share that context. Work that needs an SM waits there until kernels of the program give way, for
+    /// about 2 ms. Only two kinds of copy need an SM: of a single byte into the device, and of 16 MiB and more within the device. Fails
+    /// on a GPU that can't store a word in a stream's order.
     ///
     /// # Panics
     /// If the memory is smaller than [`OrderedCopies::BYTES`].

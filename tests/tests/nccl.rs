@@ -419,7 +419,8 @@ fn speed_is_measured_in_every_size_beside_a_copy() {
 /// On one core a thread of the plugin would run only when it takes the core from the thread that polls.
 #[test]
 fn a_rank_that_polls_on_one_core_drives_its_connections_itself() {
-    for version in &VERSIONS[times(0, 4)..] {
+    // Over RDMA in software, which is slow, the newest version alone.
+    for version in if over_rdma() { &VERSIONS[4..] } else { &VERSIONS[..] } {
         let bound = format!("--cores 1 --version {version} --times {}", times(300, 10));
         let (_, share) = speed(&bound, &[]);
         // The ranks wait for each other in calls that are none of the plugin's, and a machine may be so busy that the thread

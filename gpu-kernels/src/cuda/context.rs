@@ -171,15 +171,14 @@ impl Context {
 
     /// Makes another context on the same GPU, which sees the same memory.
     ///
-    /// What blocks a thread in the primary context blocks no call and no copy in this one: cudaFree beside a running kernel, a
-    /// launch that loads its kernel first, a full queue of launches. But kernels of two contexts take turns, of about 2 ms
-    /// each; so this context is for what needs no SM: copies between host and GPU, if they are told of in the right form, and stores
-    /// of words.
+    /// Measured on H100 with driver 580: copies and stores in this context are not held up by calls that wait in the primary one:
+    /// cudaFree beside a running kernel, a launch that loads its kernel first, a full queue of launches. But kernels of two contexts
+    /// take turns of about 2 ms. So this context is for work that needs no SM: copies between host and GPU, if they are described to
+    /// the driver in the right form, and stores of words.
     pub(super) fn beside(&self) -> Result<Self> {
-        let lacks = |reason: &str| DeviceError::CudaUnavailable { reason: reason.to_owned() };
-        let text = "libcuda.so.1 lacks cuCtxCreate: it is a stub";
         let (Some(create), Some(_)) = (self.driver.cuCtxCreate_v2, self.driver.cuCtxDestroy_v2) else {
-            return Err(lacks(text));
+            let reason = "libcuda.so.1 lacks cuCtxCreate: it is a stub".to_owned();
+            return Err(DeviceError::CudaUnavailable { reason });
         };
         let _current = self.current()?;
         let mut context = null_mut();

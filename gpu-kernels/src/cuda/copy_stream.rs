@@ -20,8 +20,8 @@ pub(crate) struct CopyStream(CudaStream);
 /// The most stores of one call ([`CopyStream::store`]). The driver documents no limit; 256 is what others found.
 pub(crate) const STORES: usize = 32;
 
-/// Copies of fewer bytes of host memory to device memory are made by the engine that runs kernels, unless they are told of as
-/// rectangles. Measured on H100 with driver 580: 24,576 bytes are, 32,768 are not.
+/// Copies of fewer bytes of host memory to device memory are made by the engine that runs kernels, unless the driver is given
+/// them as rectangles. Measured on H100 with driver 580: that engine copies 24,576 bytes, and a copy engine 32,768.
 pub(crate) const ROWS_BELOW: usize = 64 << 10;
 
 /// A store of a 64-bit word.
@@ -88,9 +88,9 @@ impl CopyStream {
 
     /// Starts a copy of fewer than [`ROWS_BELOW`] bytes of host memory to device memory.
     ///
-    /// Such a copy, told of as one stretch, is made by the engine that runs kernels, and waits in a context beside the primary one
-    /// until kernels of the program give way (2 ms). Told of as two rows of a rectangle, it is made by a copy engine. A single byte
-    /// has no two rows, and waits.
+    /// Given to the driver as one stretch, such a copy is made by the engine that runs kernels, and waits in a context beside the
+    /// primary one until kernels of the program give way (2 ms). Given as two rows of a rectangle, the copy is made by a copy engine.
+    /// A single byte has no two rows, so a copy of one byte waits.
     ///
     /// # Safety
     /// As [`CopyStream::copy`], and `src` is host memory.
@@ -192,8 +192,8 @@ impl CopyStream {
         }
     }
 
-    /// Uses each kind of operation once, and waits until these are complete. `host` is 8 bytes of registered memory that nobody else
-    /// uses, which the device sees at `seen`; they are as they were afterwards.
+    /// Uses each kind of operation once, and waits until all are complete. `host` is 8 bytes of registered memory that nobody else
+    /// uses, which the device sees at `seen`; the bytes keep their values.
     pub(crate) fn warm_up(&self, seen: u64, host: *const u8) -> Result<()> {
         let context = &self.0.context;
         let doing = || "trying a queue of copies".to_owned();

@@ -18,11 +18,11 @@ use crate::handshake::{Attempts, Listener};
 use crate::join::Purpose;
 use crate::runtime::{Lane, Runtime};
 
-/// Bytes of all windows of a coll comm, up to which its windows are longer than the settings say.
+/// A coll comm whose windows together have at most so many bytes has windows that are longer than the settings say.
 const WINDOWS: u64 = 256 << 20;
 
-/// Bytes of the window to each of the other ranks: four times what the settings say, as long as all of them are few bytes. A copy
-/// by the GPU is as long as a quarter of the window at most, and each copy costs a fence.
+/// Bytes of the window to each of the other ranks: four times `setting`, unless all windows together would then exceed [`WINDOWS`].
+/// Longer windows allow longer copies by the GPU, up to a quarter of the window each, and so fewer fences.
 fn window_size(setting: u64, ranks: u32) -> u64 {
     let longer = setting.saturating_mul(4);
     let all = longer.saturating_mul(u64::from(ranks.max(2) - 1));

@@ -1,8 +1,8 @@
 //! Operations of a rank on its own memory: no queue pair takes part.
 //!
 //! Copies to and from GPU memory are made in a queue of their own, so that a long one holds up nothing that comes from other ranks.
-//! A signal in GPU memory has one queue that stores it ([`Inward`]), whoever adds to it: an addition behind a copy of this rank's own
-//! waits until that copy is complete, and is added then.
+//! All stores to signals in GPU memory go through one queue ([`Inward`]), so that two additions never overwrite each other. An addition
+//! that follows one of this rank's own copies is given to that queue when the copy is complete.
 
 use pushgate_gpu_kernels::OrderedCopies;
 
@@ -111,7 +111,7 @@ impl Own {
         !self.landings.is_empty() || self.copies.as_ref().is_some_and(|copies| !copies.is_done())
     }
 
-    /// Gives up the queue: its GPU does not end what it was told.
+    /// Gives up the queue, because the GPU does not complete the copies. The queue's memory stays mapped.
     pub fn forget(&mut self) {
         std::mem::forget(self.copies.take());
     }
