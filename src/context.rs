@@ -36,8 +36,8 @@ use crate::{placement, rdma};
 pub struct ContextBuilder {
     settings: Option<Settings>,
     device_index: u32,
-    engine_index: usize,
-    engines: usize,
+    /// The number of this context among those of the host, and how many they are.
+    share: Option<(usize, usize)>,
     /// Where the launcher says that ranks of several hosts meet.
     rendezvous: Option<String>,
 }
@@ -56,9 +56,10 @@ impl ContextBuilder {
     }
 
     /// Says that this context is number `index` of `of` contexts on this host, so that each context
-    /// pins its proxy thread to a core of its own. Default: the only context.
+    /// pins its proxy thread to a core of its own. Default: not known. Then no thread is pinned, because another program's thread
+    /// may be pinned to the same core, and two threads that spin on one core wait for each other.
     pub fn share(mut self, index: usize, of: usize) -> Self {
-        (self.engine_index, self.engines) = (index, of);
+        self.share = Some((index, of));
         self
     }
 
@@ -89,8 +90,7 @@ impl ContextBuilder {
         tracing::info!("{why}");
         let embedded = executor.load_embedded()?;
         let wake = if executor.name() == "cpu" { Wake::Doorbell } else { Wake::Polled };
-        let Started { proxy, bell, watch } =
-            engine::start(&settings, &executor, self.engine_index, self.engines.max(1))?;
+        let Started { proxy, bell, watch } = engine::start(&settings, &executor, self.share)?;
         let inner = Inner {
             owner: Owner::here(),
             _watch: watch,

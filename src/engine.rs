@@ -22,17 +22,16 @@ pub(crate) struct Started {
     pub(crate) watch: Option<Watch>,
 }
 
-/// Starts the engine, or joins the proxy process, as the settings say. This context is number `index` of `engines`
-/// contexts on this host.
+/// Starts the engine, or joins the proxy process, as the settings say. `share`: the number of this context among those of the host,
+/// and how many they are.
 pub(crate) fn start(
     settings: &Settings,
     executor: &Arc<dyn Executor>,
-    index: usize,
-    engines: usize,
+    share: Option<(usize, usize)>,
 ) -> Result<Started> {
     Ok(match settings.proxy {
         ProxyPlace::Thread => {
-            let (cpu, alone) = core(settings.proxy_cpu, index, engines);
+            let (cpu, alone) = core(settings.proxy_cpu, &crate::effect::cores(), share);
             let mover = gpu_mover::of(executor)?;
             let bell = EventFd::new().map_err(Error::io("eventfd"))?;
             let theirs = bell.try_clone().map_err(Error::io("eventfd"))?;
@@ -77,15 +76,35 @@ impl Doorbell {
 
 /// Chooses the core for an engine, and whether the engine may spin there.
 ///
-/// Engines take the last cores, one each, if at least three cores for each engine remain for the
-/// rest.
-fn core(setting: AutoOr<usize>, index: usize, engines: usize) -> (Option<usize>, bool) {
-    let allowed = crate::effect::cores();
-    let alone = allowed.len() >= 4 * engines;
-    let cpu = match setting {
-        AutoOr::Is(cpu) => Some(cpu),
-        AutoOr::None => None,
-        AutoOr::Auto => alone.then(|| allowed[allowed.len() - 1 - index % allowed.len()]),
+/// Engines take the last cores that the process may use, one each, if at least three cores for each engine remain for the
+/// rest. An engine that knows nothing of the others is not pinned: another one may have taken the last core.
+fn core(setting: AutoOr<usize>, allowed: &[usize], share: Option<(usize, usize)>) -> (Option<usize>, bool) {
+    let alone = allowed.len() >= 4 * share.map_or(1, |(_, engines)| engines.max(1));
+    let cpu = match (setting, share) {
+        (AutoOr::Is(cpu), _) => Some(cpu),
+        (AutoOr::Auto, Some((index, _))) if alone => Some(allowed[allowed.len() - 1 - index % allowed.len()]),
+        _ => None,
     };
     (cpu, alone)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_is_pinned_only_where_it_knows_of_the_others() {
+        let cores: Vec<usize> = (8..16).collect();
+        let auto = |share| core(AutoOr::Auto, &cores, share);
+        assert_eq!(auto(None), (None, true));
+        assert_eq!(auto(Some((0, 1))), (Some(15), true));
+        assert_eq!(auto(Some((1, 2))), (Some(14), true));
+        // Too few cores for three engines.
+        assert_eq!(auto(Some((1, 3))), (None, false));
+        assert_eq!(core(AutoOr::Auto, &cores[..3], None), (None, false));
+        assert_eq!(core(AutoOr::None, &cores, Some((0, 1))), (None, true));
+        assert_eq!(core(AutoOr::Is(9), &cores, None), (Some(9), true));
+        // The kernel does not say which cores there are.
+        assert_eq!(core(AutoOr::Auto, &[], Some((0, 1))), (None, false));
+    }
 }

@@ -106,15 +106,14 @@ exchange.register_autograd(backward)
 def main() -> None:
     global EXCHANGE
     on_cpu = os.environ.get("PUSHGATE_DEVICE") == "cpu"
-    index = 0
     device = torch.device("cpu")
     if not on_cpu:
-        index = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
-        device = torch.device("cuda", index)
+        # The GPU that the context takes by the rank's number.
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
         torch.cuda.set_device(device)
         # PyTorch makes the device's primary context, in which both work.
         torch.zeros(1, device=device)
-    with pushgate.Context({"device": "cpu" if on_cpu else "cuda"}, device_index=index) as context:
+    with pushgate.Context({"device": "cpu" if on_cpu else "cuda"}, for_rank=True) as context:
         with context.connect_from_environment() as comm:
             generator = torch.Generator().manual_seed(7)
             rank = comm.rank

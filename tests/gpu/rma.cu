@@ -38,7 +38,8 @@
 using u64 = unsigned long long;
 
 constexpr int RANKS = 2;
-constexpr u64 LIMIT = 5000000000ull;  // ns that a kernel waits for anything
+constexpr u64 LIMIT = 5000000000ull;       // ns that a kernel waits for one thing
+constexpr u64 ROUND_LIMIT = 30000000000ull;  // ns that a round of random operations may take
 
 // What the processes share.
 struct Shared {
@@ -122,6 +123,8 @@ __device__ Part part_of(u64 seed, int from_rank, int block, unsigned step, int p
   int log = r % 21;
   p.size = 1 + (r >> 8) % ((size_t)1 << log);
   p.kind = (r >> 30) % 4;
+  // A put of one byte waits for its turn on the SMs, 2 ms: few of them, or they take most of the time.
+  if (p.size == 1 && (r >> 50) % 8) p.size = 2;
   if (p.kind == 3) p.size = 8;
   size_t base = (size_t)block * BLOCK_BYTES + ((step & 1) * PARTS + part) * PLACE + GUARD;
   p.from = base + (r >> 34) % 61;
@@ -139,13 +142,13 @@ __device__ void fill(char* at, size_t size, u64 key) {
 }
 
 // A block of each rank works with the same block of the other, over a context of its own if there are so many.
-__global__ void random_kernel(ncclWindow_t window, char* own, ncclDevComm comm, u64 seed, unsigned steps, u64 sent, u64 acked,
-                              Fault* faults, u64* count) {
+__global__ void random_kernel(ncclWindow_t window, char* own, ncclDevComm comm, u64 kept, u64 seed, unsigned steps, u64 sent, u64 acked,
+                              Fault* faults, u64* count, unsigned* ended) {
   const int contexts = comm.ginContextCount > 0 ? comm.ginContextCount : 1;
   ncclGin gin{comm, (int)blockIdx.x % contexts};
   const int me = comm.rank, peer = 1 - me, block = blockIdx.x;
   const int data = 2 * block, ack = 2 * block + 1;
-  const u64 deadline = now() + LIMIT;
+  const u64 end = now() + ROUND_LIMIT;
   const ncclTeam world = ncclTeamWorld(comm);
   __shared__ int bad;
   if (threadIdx.x == 0) bad = 0;
@@ -153,7 +156,7 @@ __global__ void random_kernel(ncclWindow_t window, char* own, ncclDevComm comm, 
   u64 bytes = 0, ops = 0;
   for (unsigned step = 0; step < steps && !bad; step++) {
     // The place is free again when the peer has checked what lay there two steps ago.
-    if (threadIdx.x == 0 && step >= 2 && !until(gin, ack, acked + step - 1, deadline)) {
+    if (threadIdx.x == 0 && step >= 2 && !until(gin, ack, acked + step - 1, min(now() + LIMIT, end))) {
       fault(faults, DEADLINE_ACK, step, 0, gin.readSignal(ack), 0, acked + step - 1, 0);
       bad = 1;
     }
@@ -196,13 +199,13 @@ __global__ void random_kernel(ncclWindow_t window, char* own, ncclDevComm comm, 
       }
       __syncthreads();
       for (size_t i = threadIdx.x; i < size; i += blockDim.x) {
-        unsigned char seen = ((volatile unsigned char*)own)[GOTTEN + base + to + i], right = byte_of(seed + 1000 + peer * 64 + block, from + i);
+        unsigned char seen = ((volatile unsigned char*)own)[GOTTEN + base + to + i], right = byte_of(kept + 1000 + peer * 64 + block, from + i);
         if (seen != right) { fault(faults, GOT, step, 0, i, size, seen, right); bad = 1; break; }
       }
       __syncthreads();
     }
     // What the peer sent in this step.
-    if (threadIdx.x == 0 && !until(gin, data, sent + 3ull * (step + 1), deadline)) {
+    if (threadIdx.x == 0 && !until(gin, data, sent + 3ull * (step + 1), min(now() + LIMIT, end))) {
       fault(faults, DEADLINE_DATA, step, 0, gin.readSignal(data), 0, sent + 3ull * (step + 1), 0);
       bad = 1;
     }
@@ -238,19 +241,21 @@ __global__ void random_kernel(ncclWindow_t window, char* own, ncclDevComm comm, 
     gin.flush(ncclCoopThread());
     atomicAdd(&count[0], ops);
     atomicAdd(&count[1], bytes);
+    atomicAdd(ended, 1);
   }
 }
 
-// Keeps every SM busy until told, or by the clock.
-__global__ void busy_kernel(volatile unsigned* stop, float* memory, size_t floats) {
-  const u64 deadline = now() + LIMIT;
+// Keeps every SM busy until the blocks of random_kernel have ended, or by the clock. `ended` is GPU memory: so many threads that read
+// host memory would slow down every fence of the GPU.
+__global__ void busy_kernel(volatile unsigned* ended, float* memory, size_t floats) {
+  const u64 deadline = now() + ROUND_LIMIT;
   float x = threadIdx.x;
   size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
   for (unsigned k = 0;; k++) {
     for (int j = 0; j < 64; j++) x = x * 1.0001f + 0.5f;
     memory[i] = x;
     i = (i + gridDim.x * (size_t)blockDim.x) % floats;
-    if (k % 64 == 0 && (*stop || now() > deadline)) return;
+    if (k % 64 == 0 && (*ended == BLOCKS || now() > deadline)) return;
   }
 }
 
@@ -365,12 +370,12 @@ static int random_ops(double seconds, u64 seed) {
   Rank r(WINDOW, 2 * BLOCKS, 4);
   if (rank == 0) printf("%d contexts\n", r.device.ginContextCount);
   Fault* fault;
-  unsigned* stop;
+  unsigned* ended;
   float* memory;
   const size_t floats = 64 << 20;
   u64* count;
   CUDA(cudaHostAlloc((void**)&fault, sizeof(Fault), 0));
-  CUDA(cudaHostAlloc((void**)&stop, 64, 0));
+  CUDA(cudaMalloc((void**)&ended, sizeof(unsigned)));
   CUDA(cudaMalloc((void**)&memory, floats * sizeof(float)));
   CUDA(cudaMalloc((void**)&count, 16));
   CUDA(cudaMemset(count, 0, 16));
@@ -384,20 +389,19 @@ static int random_ops(double seconds, u64 seed) {
   auto began = std::chrono::steady_clock::now();
   const unsigned steps = 200;
   u64 sent = 0, acked = 0, rounds = 0;
-  double told = 10;
+  double told = 10, longest = 0;
   for (;; rounds++) {
     double passed = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
     if (rank == 0) shared->go = passed < seconds;
     barrier();
     if (!shared->go) break;
-    *stop = 0;
+    CUDA(cudaMemset(ended, 0, sizeof(unsigned)));
     // The patterns of a round are its own; what is kept for gets stays that of the first.
-    random_kernel<<<BLOCKS, 256, 0, r.stream>>>(r.window, r.own, r.device, seed, steps, sent, acked, fault, count);
+    random_kernel<<<BLOCKS, 256, 0, r.stream>>>(r.window, r.own, r.device, seed, mix(seed + rounds), steps, sent, acked, fault, count, ended);
     CUDA(cudaGetLastError());
-    busy_kernel<<<properties.multiProcessorCount * 2, 1024, 0, beside>>>(stop, memory, floats);
+    busy_kernel<<<properties.multiProcessorCount * 2, 1024, 0, beside>>>(ended, memory, floats);
     CUDA(cudaGetLastError());
     r.wait();
-    *(volatile unsigned*)stop = 1;
     CUDA(cudaStreamSynchronize(beside));
     if (fault->any) {
       static const char* names[] = {"", "no ack before the deadline", "no data before the deadline", "a wrong byte", "a byte around was written", "a wrong byte of a get", "a wrong value"};
@@ -410,10 +414,12 @@ static int random_ops(double seconds, u64 seed) {
     sent += 3ull * steps;
     acked += steps;
     if (rank == 0 && passed > told) { printf("%.0f s, round %llu\n", passed, rounds); told += 30; }
+    double took = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count() - passed;
+    longest = std::max(longest, took);
   }
   u64 counts[2];
   CUDA(cudaMemcpy(counts, count, 16, cudaMemcpyDefault));
-  printf("rank %d: %llu rounds, %llu operations, %.1f GB, nothing wrong\n", rank, rounds, counts[0], counts[1] / 1e9);
+  printf("rank %d: %llu rounds, %llu operations, %.1f GB, nothing wrong; the longest round took %.2f s\n", rank, rounds, counts[0], counts[1] / 1e9, longest);
  
   r.end();
   return 0;

@@ -161,14 +161,22 @@ pub(crate) fn no_gpu(test: &str, reason: &str) {
 }
 
 /// Copies of every length by [`OrderedCopies`], beside a kernel that runs and a thread whose call of the driver waits for that
-/// kernel to end.
-fn copies_go_on_while_memory_is_freed(cuda: &CudaExecutor) {
+/// kernel to end. Returns what is left to do once the kernel has ended.
+fn copies_go_on_while_memory_is_freed(cuda: &CudaExecutor) -> impl FnOnce() {
     let executor: Arc<dyn Executor> = Arc::new(CudaExecutor::new(0).unwrap());
     let words = SharedMemory::builder("test", OrderedCopies::BYTES_TO_COPY_WITHIN).create().unwrap();
     let mut queue = OrderedCopies::new(&executor, words).unwrap();
     let (most, host) = (3 << 20, SharedMemory::builder("test", 8 << 20).create().unwrap());
     let seen = OrderedCopies::register(&executor, host.as_ptr(), host.len(), Access::ReadWrite).unwrap();
-    let memory = executor.alloc(8 << 20).unwrap();
+    // Memory that does not belong to the context in which the thread below waits, as a window of NCCL belongs to no context: calls of the
+    // driver on memory of that context would wait too.
+    let beside = executor.as_cuda().unwrap().beside().unwrap();
+    let mut memory = 0;
+    {
+        let _current = beside.current().unwrap();
+        // SAFETY: writes one address, which is freed below.
+        assert_eq!(unsafe { (beside.driver.cuMemAlloc_v2)(&mut memory, 8 << 20) }, 0);
+    }
     let context = cuda.context().clone();
     let mut waits = 0;
     {
@@ -191,7 +199,7 @@ fn copies_go_on_while_memory_is_freed(cuda: &CudaExecutor) {
     let late = SharedMemory::builder("test", OrderedCopies::BYTES).create().unwrap();
     let mut second = OrderedCopies::new(&executor, late).unwrap();
     // SAFETY: a word of memory that nobody else uses now.
-    unsafe { second.store(memory.addr() + 64, 3).unwrap() };
+    unsafe { second.store(memory + 64, 3).unwrap() };
     let mark = second.mark().unwrap();
     while second.look().unwrap() < mark {
         assert!(began.elapsed() < pushgate_tests::hang(), "a queue that is made now waits for the kernel");
@@ -206,11 +214,11 @@ fn copies_go_on_while_memory_is_freed(cuda: &CudaExecutor) {
         let began = std::time::Instant::now();
         // SAFETY: the stretches lie in their memories, which outlive the queue's work, and do not overlap.
         let mark = unsafe {
-            queue.copy_in(memory.addr() + 5, from.as_ptr(), len).unwrap();
-            queue.copy_within(memory.addr() + (4 << 20) + 3, memory.addr() + 5, len).unwrap();
-            queue.store(memory.addr() + (8 << 20) - 8, len as u64).unwrap();
-            queue.copy_out(seen.device_addr() + (4 << 20) + 1, memory.addr() + (4 << 20) + 3, len).unwrap();
-            queue.copy_out(queue.word_address(7), memory.addr() + (8 << 20) - 8, 8).unwrap();
+            queue.copy_in(memory + 5, from.as_ptr(), len).unwrap();
+            queue.copy_within(memory + (4 << 20) + 3, memory + 5, len).unwrap();
+            queue.store(memory + (8 << 20) - 8, len as u64).unwrap();
+            queue.copy_out(seen.device_addr() + (4 << 20) + 1, memory + (4 << 20) + 3, len).unwrap();
+            queue.copy_out(queue.word_address(7), memory + (8 << 20) - 8, 8).unwrap();
             queue.mark().unwrap()
         };
         while queue.look().unwrap() < mark {
@@ -223,9 +231,13 @@ fn copies_go_on_while_memory_is_freed(cuda: &CudaExecutor) {
         assert!(to.iter().enumerate().all(|(i, at)| *at == byte(len, i)), "{len} bytes");
         assert_eq!(queue.word(7), len as u64);
     }
-    drop((second, queue, seen, memory));
-    // The kernel's end, which comes behind this, lets the thread go on.
-    drop(frees);
+    move || {
+        frees.join().unwrap();
+        drop((second, queue, seen));
+        let _current = beside.current().unwrap();
+        // SAFETY: allocated above; the queues that used it are gone.
+        assert_eq!(unsafe { (beside.driver.cuMemFree_v2)(memory) }, 0);
+    }
 }
 
 /// Needs a GPU.
@@ -316,11 +328,12 @@ fn on_a_gpu_kernels_run_and_memory_moves_beside_them() {
     println!("flush beside a kernel: {flushed:?}, {took:?}");
     assert!(took < pushgate_tests::hang(), "the kernel waits until it is let go");
     drop(buffer);
-    copies_go_on_while_memory_is_freed(&executor);
+    let copied = copies_go_on_while_memory_is_freed(&executor);
     assert!(!waiting.is_done().unwrap());
     host.copy_from_host(&1u64.to_ne_bytes()).unwrap();
     assert_eq!(waiting.wait(Some(pushgate_tests::hang())).unwrap(), WaitOutcome::Done);
     assert!(waiting.elapsed().unwrap().unwrap() >= Duration::from_millis(40));
+    copied();
     assert!(lock(&executor.context().ledger).freed.is_empty());
 }
 

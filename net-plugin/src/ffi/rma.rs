@@ -80,6 +80,19 @@ unsafe extern "C" fn devices(ndev: *mut c_int) -> R {
     })
 }
 
+/// NCCL 2.28 names the network's devices to the table of version 11, whatever that table says of devices. So the table has as many.
+unsafe extern "C" fn devices_gin_v11(ndev: *mut c_int) -> R {
+    // SAFETY: NCCL gives a place that can be written, or NULL.
+    call("devices", || unsafe { put(ndev, "ndev", plugin::properties()?.devices) })
+}
+
+/// The properties of the network's device `dev`, as a device for operations of kernels.
+fn properties_of(dev: c_int) -> Result<PropsV9> {
+    let p = props_v9(dev)?;
+    // GPU memory is taken by its address: copy engines read and write it.
+    Ok(PropsV9 { net_device_type: GIN_PROXY, ptr_support: p.ptr_support & !PTR_DMABUF, ..p })
+}
+
 /// The properties of the one device: those of the network's first one.
 fn properties(dev: c_int) -> Result<PropsV9> {
     if dev != 0 {
@@ -88,12 +101,18 @@ fn properties(dev: c_int) -> Result<PropsV9> {
             format!("device {dev} of 1: devices() says how many there are"),
         ));
     }
-    let p = props_v9(0)?;
-    // GPU memory is taken by its address: copy engines read and write it.
-    Ok(PropsV9 { net_device_type: GIN_PROXY, ptr_support: p.ptr_support & !PTR_DMABUF, ..p })
+    properties_of(0)
 }
 
-unsafe extern "C" fn properties_v11(dev: c_int, to: *mut PropsV11) -> R {
+unsafe extern "C" fn properties_gin_v11(dev: c_int, to: *mut PropsV11) -> R {
+    call("getProperties", || {
+        let v9 = properties_of(dev)?;
+        // SAFETY: NCCL gives a place that can be written, or NULL.
+        unsafe { put(to, "props", PropsV11 { v9, max_multi_request_size: 1 }) }
+    })
+}
+
+unsafe extern "C" fn properties_gin_v12(dev: c_int, to: *mut PropsV11) -> R {
     call("getProperties", || {
         let v9 = properties(dev)?;
         // SAFETY: NCCL gives a place that can be written, or NULL.
@@ -118,17 +137,36 @@ unsafe extern "C" fn rma_properties(_coll: *mut c_void, to: *mut RmaProperties) 
 
 // ------------------------------------------------------------------ coll comms
 
-unsafe extern "C" fn listen(_ctx: *mut c_void, dev: c_int, handle: *mut c_void, to: OutPointer) -> R {
+/// Listens on a device, if `has` finds that there is one of this number.
+///
+/// # Safety
+/// `handle` is NULL or has 128 bytes, `to` is NULL or can be written.
+unsafe fn open_door(
+    dev: c_int,
+    has: impl FnOnce(c_int) -> Result<PropsV9>,
+    handle: *mut c_void,
+    to: OutPointer,
+) -> R {
     call("listen", || {
-        // SAFETY: NCCL gives places that can be written, or NULL; a handle has 128 bytes.
+        // SAFETY: the caller's promise.
         unsafe {
             put(to, "listenComm", std::ptr::null_mut())?;
-            properties(dev)?;
+            has(dev)?;
             let (door, bytes) = Door::new(plugin::running()?)?;
             put(handle.cast::<[u8; handle::BYTES]>(), "handle", bytes)?;
             put(to, "listenComm", hand_out(Some(Box::new(door))))
         }
     })
+}
+
+unsafe extern "C" fn listen(_ctx: *mut c_void, dev: c_int, handle: *mut c_void, to: OutPointer) -> R {
+    // SAFETY: NCCL gives places that can be written, or NULL; a handle has 128 bytes.
+    unsafe { open_door(dev, properties, handle, to) }
+}
+
+unsafe extern "C" fn listen_gin_v11(_ctx: *mut c_void, dev: c_int, handle: *mut c_void, to: OutPointer) -> R {
+    // SAFETY: as in `listen`.
+    unsafe { open_door(dev, properties_of, handle, to) }
 }
 
 unsafe extern "C" fn close_listen(door: *mut c_void) -> R {
@@ -933,6 +971,7 @@ rma! {
 macro_rules! gin {
     (
         $(#[doc = $doc:literal])+ $table:ident, $symbol:ident,
+        device: $devices:expr, $get_properties:expr, $listen:expr,
         connect: $connect_type:ty = $connect:expr,
         context: $create:ty = $create_context:expr,
         operations: $put:ty = $iput:expr, $put_signal:ty = $iput_signal:expr,
@@ -941,9 +980,9 @@ macro_rules! gin {
             $(#[doc = $doc])+
             $table, $symbol, 152, {
                 init: Init = init,
-                devices: unsafe extern "C" fn(*mut c_int) -> R = devices,
-                get_properties: unsafe extern "C" fn(c_int, *mut PropsV11) -> R = properties_v11,
-                listen: Listen = listen,
+                devices: unsafe extern "C" fn(*mut c_int) -> R = $devices,
+                get_properties: unsafe extern "C" fn(c_int, *mut PropsV11) -> R = $get_properties,
+                listen: Listen = $listen,
                 connect: $connect_type = $connect,
                 create_context: $create = $create_context,
                 reg_mr: RegMrGin = reg_mr_gin,
@@ -966,6 +1005,7 @@ macro_rules! gin {
 gin! {
     /// The table `ncclGin_v12_t`.
     GinV12, ncclGinPlugin_v12,
+    device: devices, properties_gin_v12, listen,
     connect: unsafe extern "C" fn(Ptr, *mut Ptr, c_int, c_int, c_int, c_int, Ptr, OutPointer) -> R = connect_gin_v12,
     context: unsafe extern "C" fn(Ptr, c_int, c_int, c_int, OutPointer, OutPointer) -> R = create_context_gin_v12,
     operations: Put12 = iput_gin_v12, PutSignal12 = iput_signal_gin_v12,
@@ -974,6 +1014,7 @@ gin! {
 gin! {
     /// The table `ncclGin_v11_t`.
     GinV11, ncclGinPlugin_v11,
+    device: devices_gin_v11, properties_gin_v11, listen_gin_v11,
     connect: Connect = connect_gin_v11,
     context: unsafe extern "C" fn(Ptr, c_int, c_int, OutPointer, OutPointer) -> R = create_context_gin_v11,
     operations: Put11 = iput_gin_v11, PutSignal11 = iput_signal_gin_v11,

@@ -102,7 +102,9 @@ impl<'a> Rank<'a> {
 
     /// Makes another group, with `ctxs` contexts of createContext; returns its place.
     pub fn add_coll(&mut self, ctxs: usize) -> usize {
-        let (listener, own) = self.table.listen(self.init, 0).expect("listen");
+        // NCCL 2.28 names any device of the network; later releases name those of the table.
+        let last = self.table.devices().expect("devices") - 1;
+        let (listener, own) = self.table.listen(self.init, last).expect("listen");
         let mut handles: Vec<[u8; 128]> =
             self.exchange(&own).into_iter().map(|told| told.try_into().expect("a handle")).collect();
         let (me, contexts) = (self.me() as i32, self.contexts);

@@ -18,7 +18,7 @@ struct ProbeParams {
 }
 
 pub fn run(b: &Bench) -> Result<()> {
-    let context = Context::builder().settings(b.settings.clone()).build()?;
+    let context = Context::builder().settings(b.settings.clone()).share(0, 1).build()?;
     let module = Module::embedded(&context);
     let stream = context.stream()?;
     let pair = b.pair(&context, QpConfig::default())?;

@@ -39,7 +39,7 @@ const STRIDE: usize = 128;
 const WARMUP: u64 = 100;
 
 pub fn run(b: &Bench) -> Result<()> {
-    let context = Context::builder().settings(b.settings.clone()).build()?;
+    let context = Context::builder().settings(b.settings.clone()).share(0, 1).build()?;
     let module = Module::embedded(&context);
     let cuda = context.device() == "cuda";
     let stream = context.stream()?;

@@ -21,7 +21,7 @@ struct HandOverParams {
 }
 
 pub fn run(b: &Bench) -> Result<()> {
-    let context = Context::builder().settings(b.settings.clone()).build()?;
+    let context = Context::builder().settings(b.settings.clone()).share(0, 1).build()?;
     let module = Module::embedded(&context);
     let (sending, sinking) = (context.stream()?, context.stream()?);
     for &bytes in &b.bytes {

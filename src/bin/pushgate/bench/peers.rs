@@ -179,7 +179,7 @@ fn print(b: &Bench, line: &Line, ratio: f64) -> Result<()> {
 fn measure(b: &Bench, peers: u64) -> Result<Line> {
     let mut settings = b.settings.clone();
     settings.drive = DriveChoice::Caller;
-    let context = Context::builder().settings(settings).build()?;
+    let context = Context::builder().settings(settings).share(0, 1).build()?;
     let comms = Comm::local(&context, 2)?;
     let before = Held::now()?;
     let start = Instant::now();

@@ -27,7 +27,7 @@ struct PushParams {
 }
 
 pub fn run(b: &Bench) -> Result<()> {
-    let context = Context::builder().settings(b.settings.clone()).build()?;
+    let context = Context::builder().settings(b.settings.clone()).share(0, 1).build()?;
     let module = Module::embedded(&context);
     let cuda = context.device() == "cuda";
     let blocks = b.blocks.unwrap_or(if cuda { 4 } else { 1 });

@@ -39,7 +39,7 @@ struct RecordsParams {
 const BARE: u64 = 1 << 20;
 
 pub fn run(b: &Bench) -> Result<()> {
-    let context = Context::builder().settings(b.settings.clone()).build()?;
+    let context = Context::builder().settings(b.settings.clone()).share(0, 1).build()?;
     let module = Module::embedded(&context);
     let cuda = context.device() == "cuda";
     let (sending, sinking) = (context.stream()?, context.stream()?);

@@ -64,7 +64,7 @@ fn one(o: &Options, comm: &Comm, processes: u32) -> Result<Option<String>> {
 
 /// Both ranks as threads, over one device and one engine.
 fn both(o: &Options) -> Result<()> {
-    let context = Context::builder().settings(o.settings.clone()).build()?;
+    let context = Context::builder().settings(o.settings.clone()).share(0, 1).build()?;
     let comms = Comm::local(&context, 2)?;
     let ended: Vec<Result<Option<String>>> = std::thread::scope(|s| {
         let ranks: Vec<_> = comms.into_iter().map(|comm| s.spawn(move || one(o, &comm, 1))).collect();
