@@ -17,8 +17,9 @@ pub struct Root {
     folder: PathBuf,
 }
 
-/// The script that enters it, on the host's side.
-const ENTER: &str = include_str!("chroot.sh");
+/// The scripts on the host's side: what runs a script in the root, and what boots systemd there.
+const ENTER: &str = concat!(include_str!("chroot/root.sh"), include_str!("chroot/enter.sh"));
+const BOOT: &str = concat!(include_str!("chroot/root.sh"), include_str!("chroot/boot.sh"));
 
 impl Root {
     /// The Debian in the target folder, fetched with mmdebstrap if it is not there or has other packages. Needs [`Need::Chroot`].
@@ -48,16 +49,42 @@ impl Root {
 
     /// Runs a script of the folder `given`, by `sh -eu`, as root, without a network, where `given` is /given.
     pub fn run(&self, paths: &Paths, given: &Path, script: &str, guard: Guard) -> Result<()> {
+        self.enter(paths, ENTER, given, &[script.as_ref()], guard)
+            .with_context(|| format!("{script} in a small Debian"))
+    }
+
+    /// Runs a script as [`Root::run`] does, as a service of a systemd that is booted there, and shows what the script wrote. The Debian
+    /// has the packages systemd, systemd-sysv and dbus.
+    pub fn boot(&self, paths: &Paths, given: &Path, script: &str, guard: Guard) -> Result<()> {
+        let said = paths.scratch("roots")?.join("said");
+        fs::write(&said, "")?;
+        let ended = self.enter(paths, BOOT, given, &[script.as_ref(), said.as_os_str()], guard);
+        say!("{}", fs::read_to_string(&said)?.trim_end());
+        ended.with_context(|| format!("{script} in a small Debian with systemd"))
+    }
+
+    fn enter(&self, paths: &Paths, how: &str, given: &Path, more: &[&OsStr], guard: Guard) -> Result<()> {
         let place = paths.scratch("roots")?;
         let (empty, enter) = (place.join("run"), place.join("enter.sh"));
         fs::create_dir_all(&empty)?;
-        fs::write(&enter, ENTER)?;
+        fs::write(&enter, how)?;
         let mut unshare = process::command("unshare", given);
         unshare
-            .args(["--mount", "--pid", "--fork", "--kill-child", "--net", "--ipc", "--uts", "sh", "-eu"])
+            .args([
+                "--mount",
+                "--pid",
+                "--fork",
+                "--kill-child",
+                "--net",
+                "--ipc",
+                "--uts",
+                "--cgroup",
+                "sh",
+                "-eu",
+            ])
             .arg(enter);
         let folders: [&OsStr; 3] = [self.folder.as_os_str(), empty.as_os_str(), given.as_os_str()];
-        unshare.args(folders).arg(script);
-        process::run_quietly(unshare, guard).with_context(|| format!("{script} in a small Debian"))
+        unshare.args(folders).args(more);
+        process::run_quietly(unshare, guard)
     }
 }

@@ -103,6 +103,14 @@ impl Incoming {
         Some(failure.into())
     }
 
+    /// What waits here, for the log.
+    pub fn describe(&self) -> String {
+        let from =
+            self.rank.map_or("a rank that has not said its name".into(), |rank| format!("rank {rank}"));
+        let held = if self.held.is_some() { ", and the next one waits for a registration" } else { "" };
+        format!("from {from}: {} messages wait for their copies{held}", self.landings.len())
+    }
+
     /// Whether nothing of this end is under way.
     pub fn is_idle(&self) -> bool {
         self.held.is_none() && self.landings.is_empty()

@@ -101,6 +101,11 @@ impl Inward {
         self.copies.as_ref().map_or(0, OrderedCopies::passed)
     }
 
+    /// The queue of copies, if there is a GPU.
+    pub fn queue(&self) -> Option<&OrderedCopies> {
+        self.copies.as_ref()
+    }
+
     /// Whether copies or signals are under way.
     pub fn is_busy(&self) -> bool {
         self.copies.as_ref().is_some_and(|copies| !copies.is_done()) || self.signals.is_busy()
@@ -154,6 +159,11 @@ impl Landings {
 
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// How many wait for their copies.
+    pub fn len(&self) -> usize {
+        self.0.len()
     }
 
     /// Does what follows the copies that are complete: those with a mark up to `passed`. Returns how many these were. `on_gpu` gets

@@ -35,6 +35,7 @@ mod outgoing;
 mod own;
 mod requests;
 mod signals;
+mod stall;
 mod state;
 #[cfg(test)]
 mod tests;

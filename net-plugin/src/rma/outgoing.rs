@@ -237,6 +237,18 @@ impl Outgoing {
         Ok(true)
     }
 
+    /// Another number whenever a message was begun, published or delivered.
+    pub fn moved(&self) -> u64 {
+        2 * self.producer.slots() + self.producer.delivered() - self.staged.len() as u64
+    }
+
+    /// How far the messages are, for the log.
+    pub fn describe(&self) -> String {
+        let (begun, staged) = (self.producer.slots(), self.staged.len());
+        let delivered = self.producer.delivered();
+        format!("{begun} messages were begun, {staged} wait for the GPU's copies, {delivered} are delivered")
+    }
+
     /// Whether messages wait for the GPU.
     pub fn is_staging(&self) -> bool {
         !self.staged.is_empty()

@@ -106,6 +106,16 @@ impl Own {
         added
     }
 
+    /// The queue of copies, if there is a GPU.
+    pub fn queue(&self) -> Option<&OrderedCopies> {
+        self.copies.as_ref()
+    }
+
+    /// The last mark that was passed when [`Own::advance`] looked.
+    pub fn passed(&self) -> u64 {
+        self.copies.as_ref().map_or(0, OrderedCopies::passed)
+    }
+
     /// Whether copies are under way, or what follows them.
     pub fn is_busy(&self) -> bool {
         !self.landings.is_empty() || self.copies.as_ref().is_some_and(|copies| !copies.is_done())

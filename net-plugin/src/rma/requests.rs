@@ -69,6 +69,8 @@ struct Slot {
 pub struct Requests {
     slots: Vec<Slot>,
     free: Vec<u32>,
+    /// Requests so far that are done or have failed.
+    ended: u64,
 }
 
 impl Requests {
@@ -101,7 +103,18 @@ impl Requests {
             && let State::Waiting(_) = self.slots[index].state
         {
             self.slots[index].state = state;
+            self.ended += 1;
         }
+    }
+
+    /// How many requests were done or have failed so far.
+    pub fn ended(&self) -> u64 {
+        self.ended
+    }
+
+    /// How many requests are neither done nor failed.
+    pub fn waiting(&self) -> usize {
+        self.slots.iter().filter(|slot| matches!(slot.state, State::Waiting(_))).count()
     }
 
     /// The operation is done.

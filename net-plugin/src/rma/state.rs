@@ -13,6 +13,7 @@ use super::memory::{Found, Memory};
 use super::outgoing::{Op, Outgoing, What};
 use super::own::Own;
 use super::requests::{Cause, Counted, Get, Handle, Requests};
+use super::stall::Stall;
 use super::wire::{Adds, Header, Place};
 use crate::end::SETTLE;
 use crate::error::{Code, Failure, Result};
@@ -28,7 +29,7 @@ const TURN: usize = 32;
 const LOOK: u64 = 16;
 /// Calls for progress between two looks at the queue pairs to ranks for which nothing waits.
 const LOSSES: u64 = 256;
-/// Calls for progress between two questions to the GPU whether it has failed.
+/// Calls for progress between two questions to the GPU whether it has failed, and two looks whether anything moves.
 const CHECK: u64 = 1 << 14;
 /// Tests in vain of which one makes progress, where several requests are under way.
 const TESTS: u64 = 8;
@@ -96,6 +97,9 @@ pub struct State {
     turns: u64,
     /// Tests of requests that were not done.
     tests: u64,
+    /// Messages that were taken in.
+    taken: u64,
+    stall: Stall,
     /// The coll comm as a whole has failed.
     broken: Option<Cause>,
 }
@@ -122,6 +126,8 @@ impl State {
             contexts: Vec::new(),
             turns: 0,
             tests: 0,
+            taken: 0,
+            stall: Stall::default(),
             broken: None,
         }
     }
@@ -362,8 +368,49 @@ impl State {
         }
         if self.turns.is_multiple_of(CHECK) {
             self.inward.check()?;
+            let waits = self.requests.waiting() > 0 || !self.active.is_empty() || self.copies_are_under_way();
+            let limit = shared.runtime.loaded.settings.stall_report;
+            if let Some(long) = self.stall.look(Instant::now(), self.moved(), waits, limit) {
+                log::warn(&format!("RMA: nothing has moved for {long:.0?}: {}", self.describe()));
+            }
         }
         Ok(())
+    }
+
+    /// Another number whenever something has moved.
+    fn moved(&self) -> u64 {
+        let passed =
+            self.inward.passed() + self.own.passed() + self.outward.as_ref().map_or(0, OrderedCopies::passed);
+        let live = |peer: &Peer| match &peer.reach {
+            Reach::Live(outgoing) => outgoing.moved(),
+            _ => 0,
+        };
+        passed + self.taken + self.requests.ended() + self.peers.iter().map(live).sum::<u64>()
+    }
+
+    /// What waits, and for what, for the log.
+    fn describe(&self) -> String {
+        /// Ranks that are named.
+        const MOST: usize = 8;
+        let mut all = vec![format!("{} requests wait", self.requests.waiting())];
+        if let Some(outward) = &self.outward {
+            let queues =
+                [("into", self.inward.queue()), ("out of", Some(outward)), ("within", self.own.queue())];
+            for (way, queue) in queues {
+                all.extend(queue.map(|queue| format!("copies {way} the GPU's memory: {queue:?}")));
+            }
+        }
+        for &rank in self.active.iter().take(MOST) {
+            let peer = &self.peers[rank as usize];
+            let how = match &peer.reach {
+                Reach::Live(outgoing) => outgoing.describe(),
+                Reach::Dialing(_) => "a queue pair is being made".into(),
+                Reach::Unasked | Reach::Lost(_) => "no queue pair".into(),
+            };
+            all.push(format!("to rank {rank}: {} operations are to be sent, {how}", peer.ops.len()));
+        }
+        all.extend(self.incoming.iter().filter(|from| !from.is_idle()).take(MOST).map(Incoming::describe));
+        all.join("; ")
     }
 
     /// Lets ranks connect.
@@ -401,7 +448,7 @@ impl State {
                     break;
                 }
                 Ok(Some(message)) => match self.handle(shared, from, message)? {
-                    Handled::Taken => {}
+                    Handled::Taken => self.taken += 1,
                     Handled::Later => {
                         from.hold(message);
                         break;

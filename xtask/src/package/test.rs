@@ -23,8 +23,24 @@ pub const NEEDS: &[Need] =
 pub const WHEEL_NEEDS: &[Need] = &[Need::Cxx, Need::Python, Need::Strip];
 
 /// What a user's Debian has: compilers for C and C++ and pkg-config, Python, and what the packages depend on.
-const INSTALLED: &[&str] =
-    &["g++", "pkg-config", "python3-venv", "iproute2", "man-db", "adduser", "dkms", "kmod", "udev", "rpm"];
+const INSTALLED: &[&str] = &[
+    "g++",
+    "pkg-config",
+    "python3-venv",
+    "iproute2",
+    "man-db",
+    "adduser",
+    "dkms",
+    "kmod",
+    "udev",
+    "rpm",
+    "systemd",
+    "systemd-sysv",
+    "dbus",
+];
+
+/// What a Debian has that gets no package of its own kind: the archive and the wheel serve it.
+const OLD: &[&str] = &["g++", "pkg-config", "python3-venv", "iproute2", "man-db", "bash"];
 
 /// Checks the bindings' types as a user's program sees them.
 const MYPY: [&str; 6] = [
@@ -71,7 +87,6 @@ pub fn packages(bench: &mut Bench) -> Result<Outcome> {
     let packages = super::build(&bench.paths, &ALL, bench.guard)?;
     let caller = caller(bench)?;
     let (paths, guard) = (&bench.paths, bench.guard);
-    let root = Root::debian(paths, "bookworm", INSTALLED, guard)?;
     let given = paths.scratch("given")?;
     fs::remove_dir_all(&given)?;
     copy_folder(&paths.root.join("packaging/tests"), &given.join("tests"))?;
@@ -80,9 +95,19 @@ pub fn packages(bench: &mut Bench) -> Result<Outcome> {
         let name = file.file_name().context("a file has a name")?;
         fs::copy(file, given.join(name)).with_context(|| format!("cannot copy {}", file.display()))?;
     }
-    for script in ["deb.sh", "rpm.sh", "archive.sh", "wheel.sh"] {
-        say!("{script}:");
-        root.run(paths, &given, &format!("tests/{script}"), guard)?;
+    // Debian 11 has glibc 2.31.
+    let old: &[&str] = &["archive.sh", "wheel.sh"];
+    let all: &[&str] = &["deb.sh", "rpm.sh", "archive.sh", "wheel.sh"];
+    for (suite, installed, scripts) in [("bookworm", INSTALLED, all), ("bullseye", OLD, old)] {
+        let root = Root::debian(paths, suite, installed, guard)?;
+        for script in scripts {
+            say!("{script} ({suite}):");
+            root.run(paths, &given, &format!("tests/{script}"), guard)?;
+        }
+        if installed == INSTALLED {
+            say!("service.sh ({suite}):");
+            root.boot(paths, &given, "tests/service.sh", guard)?;
+        }
     }
     Ok(Outcome::Passed)
 }
