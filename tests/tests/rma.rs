@@ -147,6 +147,11 @@ fn p3_p4_a_put_that_comes_before_its_target_is_registered_waits_and_lands() {
 }
 
 #[test]
+fn p7_a_coll_comm_that_waits_for_a_registration_says_so() {
+    run_with("stalls --processes --table rma14 --rounds 1", &[("PUSHGATE_STALL_REPORT", "20ms")]);
+}
+
+#[test]
 fn p8_a_put_to_memory_that_its_target_has_deregistered_fails_where_it_was_put() {
     for table in tables() {
         run(&format!("deregistered --processes --table {table}"));

@@ -368,7 +368,10 @@ impl State {
         }
         if self.turns.is_multiple_of(CHECK) {
             self.inward.check()?;
-            let waits = self.requests.waiting() > 0 || !self.active.is_empty() || self.copies_are_under_way();
+            let waits = self.requests.waiting() > 0
+                || !self.active.is_empty()
+                || self.copies_are_under_way()
+                || self.incoming.iter().any(|from| !from.is_idle());
             let limit = shared.runtime.loaded.settings.stall_report;
             if let Some(long) = self.stall.look(Instant::now(), self.moved(), waits, limit) {
                 log::warn(&format!("RMA: nothing has moved for {long:.0?}: {}", self.describe()));

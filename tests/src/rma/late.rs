@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::group::Group;
 use super::rank::Rank;
 use super::scenario::Options;
-use super::table::{Bytes, FORCE_SO, INC, NEVER_RESET, Signal, Table};
+use super::table::{Bytes, FORCE_SO, INC, NEVER_RESET, Signal, Table, warnings};
 
 /// Makes progress for a while.
 fn while_time_passes(rank: &Rank) {
@@ -18,6 +18,15 @@ fn while_time_passes(rank: &Rank) {
 
 /// A put that arrives before its target has registered the memory waits and lands, and so does the signal behind the put.
 pub fn late(o: &Options, table: &Table, group: Group) {
+    registered_late(o, table, group, false);
+}
+
+/// As [`late`], and the target registers the memory when the plugin has said what waits there (setting stall-report).
+pub fn stalls(o: &Options, table: &Table, group: Group) {
+    registered_late(o, table, group, true);
+}
+
+fn registered_late(o: &Options, table: &Table, group: Group, until_said: bool) {
     let mut rank = Rank::new(o, table, group, 1);
     let (me, ranks) = (rank.me(), rank.ranks());
     let size = o.max.min(100_000);
@@ -40,6 +49,18 @@ pub fn late(o: &Options, table: &Table, group: Group) {
         }
         while_time_passes(&rank);
         rank.no_error();
+        if is_late && until_said {
+            let begin = Instant::now();
+            let said = |warning: &String| {
+                warning.contains("RMA: nothing has moved for")
+                    && warning.contains("from rank 0: 0 messages wait for their copies, and the next one waits for a registration")
+            };
+            while !warnings().iter().any(said) {
+                assert!(begin.elapsed() < crate::hang(), "no report of the stall: {:#?}", warnings());
+                rank.progress();
+                std::thread::yield_now();
+            }
+        }
         if is_late {
             assert_eq!(signals.value(0), round, "the signal came before the bytes have a place");
             let here = rank.memory(0, size, rank.kind, 0);
