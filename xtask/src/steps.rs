@@ -344,11 +344,11 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "packages",
-        budget: 300,
+        budget: 400,
         when: When::Full,
         lane: Lane::Main,
         needs: package::test::NEEDS,
-        about: "deb, RPM, archive and wheel, each installed, used and removed in a small Debian without Rust, which is fetched once",
+        about: "deb, RPM, archive and wheel, each installed, used and removed in a small Debian without Rust, archive and wheel in Debian 11 too, and the system's proxy as a service of systemd; each Debian is fetched once",
         run: package::test::packages,
     },
     Step {
