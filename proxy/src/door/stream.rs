@@ -63,6 +63,20 @@ impl Stream {
         Ok(())
     }
 
+    /// Both ends of an encrypted connection, which nobody has proved a secret for.
+    #[cfg(test)]
+    pub(crate) fn encrypted(ends: [TcpStream; 2]) -> io::Result<[Stream; 2]> {
+        let [mut one, mut other] =
+            ends.map(|socket| Stream::plain(socket).expect("a socket that blocks no more"));
+        one.encrypt(true)?;
+        other.encrypt(false)?;
+        let goes_on = |stream: &Stream| stream.tls().expect("it is encrypted").set_up(&stream.socket);
+        while !goes_on(&one)? | !goes_on(&other)? {
+            std::thread::yield_now();
+        }
+        Ok([one, other])
+    }
+
     pub(super) fn tls(&self) -> Option<MutexGuard<'_, Tls>> {
         self.tls.as_ref().map(|tls| tls.lock().unwrap_or_else(|e| e.into_inner()))
     }

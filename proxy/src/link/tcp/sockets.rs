@@ -176,6 +176,15 @@ impl Drop for Sockets {
     }
 }
 
+/// The error of an encrypted stream as a system call would give it: `other` if it is none of the kernel's. An encryption that waits for the
+/// socket says so itself.
+fn errno(e: &io::Error, other: Errno) -> Errno {
+    match e.kind() {
+        io::ErrorKind::WouldBlock => Errno::AGAIN,
+        _ => Errno::from_io_error(e).unwrap_or(other),
+    }
+}
+
 /// What a call on a socket that does not block has moved: 0 if it would have blocked.
 fn moved(result: Result<usize, Errno>) -> io::Result<usize> {
     match result {
@@ -206,7 +215,7 @@ impl Wire for Sockets {
             // message (P1).
             let slices =
                 unsafe { std::slice::from_raw_parts(pieces.as_ptr().cast::<IoSlice<'_>>(), pieces.len()) };
-            socket.send(slices).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::PIPE))
+            socket.send(slices).map_err(|e| errno(&e, Errno::PIPE))
         } else if bytes <= SHORT {
             let (mut short, mut n) = ([0; SHORT], 0);
             for piece in pieces {
@@ -230,8 +239,11 @@ impl Wire for Sockets {
             sendmsg(socket, slices, &mut SendAncillaryBuffer::default(), flags)
         };
         let sent = moved(result)?;
-        // An encrypted stream has a buffer of its own, of which the kernel says nothing.
-        if let Some(place) = place.filter(|_| sent == bytes || self.streams[stream].is_encrypted()) {
+        // An encrypted stream takes what fits into a buffer of its own, of which the kernel says nothing, and nothing while the
+        // socket has no room for that.
+        if let Some(place) =
+            place.filter(|_| sent == bytes || sent > 0 && self.streams[stream].is_encrypted())
+        {
             self.readiness.set(place, ROOM);
         }
         self.sent[stream] += sent as u64;
@@ -256,10 +268,7 @@ impl Wire for Sockets {
                     pieces.len().min(2),
                 )
             };
-            socket.recv(slices).map_err(|e| match e.kind() {
-                io::ErrorKind::WouldBlock => Errno::AGAIN,
-                _ => Errno::from_io_error(&e).unwrap_or(Errno::CONNRESET),
-            })
+            socket.recv(slices).map_err(|e| errno(&e, Errno::CONNRESET))
         } else if let [one] = pieces {
             // SAFETY: the bytes are mapped for writing and free of Rust references meanwhile, as the caller promises.
             let bytes =

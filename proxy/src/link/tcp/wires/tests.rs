@@ -1,6 +1,6 @@
 //! Each test runs over both wires. Where the kernel allows no io_uring the tests say so, and run over sockets alone.
 
-use std::io::{Read, Write};
+use std::io::{IoSliceMut, Read, Write};
 use std::os::fd::BorrowedFd;
 use std::sync::mpsc::{Receiver, channel};
 
@@ -273,6 +273,54 @@ fn a_full_stream_takes_no_more_until_the_peer_reads() {
         });
         until(|| wire.stopped());
     });
+}
+
+#[test]
+fn an_encrypted_stream_that_is_full_takes_no_more_until_the_peer_reads() {
+    const SIZE: usize = 1 << 20;
+    let (own, peer) = loopback().unwrap();
+    let [own, peer] = Stream::encrypted([own, peer]).unwrap();
+    let mut wire = Sockets::new(vec![own], Box::new(|_| ()), &Readiness::new().unwrap());
+    let (memory, into) = (Memory::new(SIZE), Memory::new(64));
+    (0..SIZE).for_each(|i| memory.set(i, byte(0, i as u64)));
+    let send = |wire: &mut Sockets, taken: u64| {
+        let at = (taken % SIZE as u64) as usize;
+        // SAFETY: the memory stays until the wire has stopped, and keeps its bytes.
+        let n = unsafe { wire.send(0, &[memory.piece(at, SIZE - at)]) };
+        // SAFETY: as above; nothing comes.
+        assert_eq!(unsafe { wire.receive(0, &[into.piece(0, 64)]) }.unwrap(), 0);
+        wire.submit().unwrap();
+        n.expect("a full stream is no broken one") as u64
+    };
+    let (mut taken, mut quiet) = (0u64, 0);
+    until(|| {
+        assert!(taken < 64 << 20, "the stream is never full");
+        let n = send(&mut wire, taken);
+        taken += n;
+        quiet = if n > 0 { 0 } else { quiet + 1 };
+        quiet == 1000
+    });
+    // What was told before may call for one more look; behind that the engine may sleep.
+    until(|| !wire.prepare_sleep(&|_| true));
+    assert!(!ready(&wire, 0));
+    let (mut bytes, mut read) = (vec![0; SIZE], 0u64);
+    let (full, mut more) = (taken, 0);
+    // Room is told, and everything arrives.
+    until(|| {
+        if let Ok(n) = peer.recv(&mut [IoSliceMut::new(&mut bytes)]) {
+            (0..n).for_each(|i| assert_eq!(bytes[i], byte(0, (read + i as u64) % SIZE as u64)));
+            read += n as u64;
+        }
+        if more < 4 << 20 {
+            let n = send(&mut wire, taken);
+            (taken, more) = (taken + n, more + n);
+        } else {
+            wire.submit().unwrap();
+        }
+        more >= 4 << 20 && read == taken
+    });
+    assert!(taken > full);
+    until(|| wire.stopped());
 }
 
 /// Whether what wakes for a wire is readable within so many milliseconds.
