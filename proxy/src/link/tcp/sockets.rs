@@ -176,8 +176,8 @@ impl Drop for Sockets {
     }
 }
 
-/// The error of an encrypted stream as a system call would give it: `other` if it is none of the kernel's. An encryption that waits for the
-/// socket says so itself.
+/// The error of an encrypted stream as a system call would give it: `other` if the error is none of the kernel's. An encrypted stream
+/// that waits for its socket says `WouldBlock` without an errno.
 fn errno(e: &io::Error, other: Errno) -> Errno {
     match e.kind() {
         io::ErrorKind::WouldBlock => Errno::AGAIN,
