@@ -268,28 +268,16 @@ struct cpu_thread {
 
 inline thread_local cpu_thread self;
 
-inline u64 clock_ns()
-{
-	timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (u64)t.tv_sec * 1000000000ull + (u64)t.tv_nsec;
-}
-
 // The pause between two looks at a word. There may be more threads than cores, so it looks a few
-// times, then yields, then sleeps, and the thread that it waits for gets to run. It yields for a
-// time and not for a number of times: where a program computes beside, a yield takes milliseconds,
-// and a thread that sleeps gets the core sooner than one that yields.
+// times, then yields, then sleeps, and the thread that it waits for gets to run.
 struct backoff {
 	u32 n = 0;
-	u64 began = 0;
 	void wait()
 	{
-		if (++n < 16)
+		++n;
+		if (n < 16)
 			return;
-		u64 now = clock_ns();
-		if (n == 16)
-			began = now;
-		if (now - began < 200000) {
+		if (n < 400) {
 			sched_yield();
 		} else {
 			timespec t = {0, 50000};
@@ -404,6 +392,13 @@ inline u64 add_device(u64 *p, u64 v) { return __atomic_fetch_add(p, v, __ATOMIC_
 inline u64x2 load_payload(const u64x2 *p) { return *p; }
 inline void store_payload(u64x2 *p, u64x2 v) { *p = v; }
 inline bool is_global(const void *) { return true; }
+
+inline u64 clock_ns()
+{
+	timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (u64)t.tv_sec * 1000000000ull + (u64)t.tv_nsec;
+}
 
 // Rings the doorbell of a window that can wake the engine. Our fence stands between our publication
 // and our look at the flag; the engine's fence stands between its store of the flag and its last
