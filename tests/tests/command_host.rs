@@ -350,6 +350,13 @@ fn a_setting_without_effect_is_a_warning() {
     assert!(lines[1].starts_with(cores) && lines.len() == 3, "{lines:?}");
     assert_eq!(lines[2], "pushgate: warning: path has no effect: the NCCL plugin alone has this setting");
 
+    // These two have queue pairs of their kind, whatever the setting qp says.
+    let tcp = ["bench", "tcp", "--runs", "1", "--seconds", "0.001", "--bytes", "64", "--tcp-streams", "2"];
+    for bench in [&tcp[..], &["bench", "rdma", "--ib-dev", "none-of-this-name", "--rdma-cm", "on"]] {
+        let said = run(bench).stderr;
+        assert!(!said.contains("has no effect"), "{bench:?}: {said}");
+    }
+
     let small = ["--ranks", "2", "--size", "1K", "--iters", "1", "--warmup", "0"];
     let ended = ended(allreduce(&[&small[..], &["--host", "10.0.0.1"]].concat()).output().unwrap());
     assert_eq!(

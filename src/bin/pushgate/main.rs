@@ -79,9 +79,12 @@ fn arguments() -> Result<ArgMatches, ExitCode> {
     })
 }
 
-/// The settings, with a warning for each that has no effect.
-fn warned(m: &ArgMatches) -> Result<Settings, Error> {
-    let settings = settings(m)?;
+/// The settings, with a warning for each that has no effect. `qp`: what the queue pairs of this command are, whatever the settings say.
+fn warned(m: &ArgMatches, qp: Option<&str>) -> Result<Settings, Error> {
+    let mut settings = settings(m)?;
+    if let Some(qp) = qp {
+        settings.set("qp", qp)?;
+    }
     // A rank that a command started says nothing that the command has said.
     if [bench::ROLE, chaos::ROLE].iter().all(|role| std::env::var_os(role).is_none()) {
         settings.without_effect().iter().for_each(|said| eprintln!("pushgate: warning: {said}"));
@@ -112,7 +115,7 @@ fn main() -> ExitCode {
     }
     let done = (|| -> Result<ExitCode> {
         match name {
-            "chaos" => return chaos::run(m, &warned(m)?),
+            "chaos" => return chaos::run(m, &warned(m, None)?),
             "doctor" => return doctor::run(m),
             "inspect" => inspect::run(m)?,
             "metrics" => metrics::run(m)?,
@@ -124,7 +127,7 @@ fn main() -> ExitCode {
             "report" => report::run(m)?,
             "config" => config::run(m)?,
             "devices" => devices(m)?,
-            "probe" => probe::run(m, &warned(m)?)?,
+            "probe" => probe::run(m, &warned(m, None)?)?,
             "top" => top::run(m)?,
             "topo" => topo::run(m)?,
             "completions" => pages::completions(m, command(true))?,

@@ -159,11 +159,20 @@ pub struct Bench {
     pub slice: Option<u32>,
 }
 
-pub fn run(m: &ArgMatches, settings: impl Fn(&ArgMatches) -> Result<Settings, Error>) -> Result<()> {
+/// Runs a bench. `settings` gets what the queue pairs are, where the bench decides that.
+pub fn run(
+    m: &ArgMatches,
+    settings: impl Fn(&ArgMatches, Option<&str>) -> Result<Settings, Error>,
+) -> Result<()> {
     let (name, m) = m.subcommand().expect("clap requires one");
-    if let Some(done) = osu::run(name, m, &settings) {
+    if let Some(done) = osu::run(name, m, |m| settings(m, None)) {
         return done;
     }
+    let qp = match name {
+        "rdma" => Some("verbs"),
+        "tcp" => Some("tcp"),
+        _ => None,
+    };
     let number = |name: &str, max: u32| -> Result<Option<u32>, Error> {
         // Not every bench has every option.
         let Ok(Some(v)) = m.try_get_one::<String>(name) else { return Ok(None) };
@@ -184,7 +193,7 @@ pub fn run(m: &ArgMatches, settings: impl Fn(&ArgMatches) -> Result<Settings, Er
     }
     let seconds = m.get_one::<String>("seconds").expect("has a default");
     let bench = Bench {
-        settings: settings(m)?,
+        settings: settings(m, qp)?,
         json: m.get_flag("json"),
         runs: number("runs", 1000)?.expect("has a default"),
         seconds: seconds

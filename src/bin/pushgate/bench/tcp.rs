@@ -403,15 +403,17 @@ fn connect(
 /// What iperf3 reaches with one connection: MB/s, and CPU seconds of both its processes for each GB. `None` where it is not
 /// installed.
 fn iperf3(address: IpAddr, size: u64, seconds: f64) -> Result<Option<(f64, f64)>> {
+    /// The longest block that iperf3 takes.
+    const LONGEST: u64 = 1 << 20;
     // A port that was free a moment ago.
     let port = TcpListener::bind((address, 0))?.local_addr()?.port().to_string();
     let server = ["-s", "-1", "-p", &port, "-B", &address.to_string()].map(String::from);
     let server = Command::new("iperf3").args(server).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
     let Ok(mut server) = server else { return Ok(None) };
     let seconds = seconds.ceil().max(1.0);
-    let client =
-        ["-c", &address.to_string(), "-p", &port, "-J", "-l", &size.to_string(), "-t"].map(String::from);
-    let (mut last, until) = (String::new(), Instant::now() + Duration::from_secs(5));
+    let client = ["-c", &address.to_string(), "-p", &port, "-J", "-l", &size.min(LONGEST).to_string(), "-t"]
+        .map(String::from);
+    let until = Instant::now() + Duration::from_secs(5);
     let found = loop {
         let out = Command::new("iperf3").args(&client).arg(seconds.to_string()).output()?;
         let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap_or_default();
@@ -422,9 +424,11 @@ fn iperf3(address: IpAddr, size: u64, seconds: f64) -> Result<Option<(f64, f64)>
             let rate = bits / 8e6;
             break Ok(Some((rate, (percent[0] + percent[1]) / 100.0 / (rate / 1e3))));
         }
-        if let Some(error) = report["error"].as_str() {
-            last = error.to_owned();
-        }
+        let last = match report["error"].as_str() {
+            Some(error) => error.to_owned(),
+            // A wrong argument is not reported, but said.
+            None => String::from_utf8_lossy(&out.stderr).trim().to_owned(),
+        };
         // The server may not listen yet.
         if Instant::now() >= until {
             break Err(anyhow::anyhow!("iperf3 at {address}: {last}"));
