@@ -70,9 +70,11 @@ impl ContextBuilder {
         let is_cpu = self.settings.as_ref().is_some_and(|s| s.device == DeviceChoice::Cpu);
         // Without a driver there is no GPU to choose, and an error of it comes with `build`.
         let devices = if is_cpu { 0 } else { probe().map_or(0, |found| found.devices) };
-        let (index, of) = (membership.local_rank.unwrap_or(0), membership.local_size.unwrap_or(1));
         self.rendezvous = membership.rendezvous.clone();
-        self.device_index(membership.device_index(devices)).share(index as usize, of as usize)
+        // Where the launcher does not say which rank of the host this is, others may be here too.
+        let known = membership.local_rank.zip(membership.local_size);
+        self.share = known.map(|(index, of)| (index as usize, of as usize));
+        self.device_index(membership.device_index(devices))
     }
 
     /// Opens the device and starts the engine, or joins the proxy process.

@@ -95,20 +95,18 @@ pub fn packages(bench: &mut Bench) -> Result<Outcome> {
         let name = file.file_name().context("a file has a name")?;
         fs::copy(file, given.join(name)).with_context(|| format!("cannot copy {}", file.display()))?;
     }
-    // Debian 11 has glibc 2.31.
-    let old: &[&str] = &["archive.sh", "wheel.sh"];
-    let all: &[&str] = &["deb.sh", "rpm.sh", "archive.sh", "wheel.sh"];
-    for (suite, installed, scripts) in [("bookworm", INSTALLED, all), ("bullseye", OLD, old)] {
-        let root = Root::debian(paths, suite, installed, guard)?;
-        for script in scripts {
+    let run = |root: &Root, suite: &str, scripts: &[&str]| {
+        scripts.iter().try_for_each(|script| {
             say!("{script} ({suite}):");
-            root.run(paths, &given, &format!("tests/{script}"), guard)?;
-        }
-        if installed == INSTALLED {
-            say!("service.sh ({suite}):");
-            root.boot(paths, &given, "tests/service.sh", guard)?;
-        }
-    }
+            root.run(paths, &given, &format!("tests/{script}"), guard)
+        })
+    };
+    let root = Root::debian(paths, "bookworm", INSTALLED, guard)?;
+    run(&root, "bookworm", &["deb.sh", "rpm.sh", "archive.sh", "wheel.sh"])?;
+    say!("service.sh (bookworm):");
+    root.boot(paths, &given, "tests/service.sh", guard)?;
+    // Debian 11 has glibc 2.31.
+    run(&Root::debian(paths, "bullseye", OLD, guard)?, "bullseye", &["archive.sh", "wheel.sh"])?;
     Ok(Outcome::Passed)
 }
 

@@ -426,7 +426,7 @@ fn iperf3(address: IpAddr, size: u64, seconds: f64) -> Result<Option<(f64, f64)>
         }
         let last = match report["error"].as_str() {
             Some(error) => error.to_owned(),
-            // A wrong argument is not reported, but said.
+            // Of a wrong argument iperf3 makes no report: it writes to stderr.
             None => String::from_utf8_lossy(&out.stderr).trim().to_owned(),
         };
         // The server may not listen yet.
