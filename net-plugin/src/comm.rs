@@ -257,9 +257,9 @@ impl Comm {
         // SAFETY: the caller's promise.
         let request = sender.enter(|s| unsafe { s.send(&self.end, data, size, tag, mr) });
         let request = request.ok_or_else(|| self.two_threads())??;
-        if request.is_some() {
-            self.drive();
-        }
+        // A message that was not taken waits for what the engine has yet to find: over TCP for news of a posted receive, or for room.
+        // There may be no other request whose test drives.
+        self.drive();
         Ok(request.map(|i| &self.requests[i as usize]))
     }
 

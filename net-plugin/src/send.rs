@@ -447,6 +447,45 @@ mod tests {
     }
 
     #[test]
+    fn a_send_that_finds_no_room_drives_its_connection() {
+        let Pair { comm, mut peer, socket: _socket } = pair(Role::Send);
+        let proxy: &dyn Proxy = &*peer.lane.engine;
+        // Two of these fit into the window.
+        let (payload, mut room) = (vec![7u8; 100 << 10], vec![0u8; 100 << 10]);
+        // SAFETY: the buffer outlives the connection and is not read meanwhile.
+        let key = unsafe { proxy.add_host_region(peer.qp, room.as_mut_ptr() as usize, 100 << 10, None) };
+        let key = key.unwrap();
+        let rounds = 40;
+        let mut helped = 0;
+        for _ in 0..rounds {
+            for _ in 0..4 {
+                assert!(peer.producer.post_recv(key, 0, 100 << 10, 1));
+            }
+            peer.producer.wake();
+            let (before, began) = (peer.lane.engine.stood_in(), Instant::now());
+            // Nothing is tested before all are taken, and nothing here yields: the engine's own thread has no reason to help.
+            let requests = [(); 4].map(|()| {
+                loop {
+                    // SAFETY: the payload outlives the connection.
+                    match unsafe { comm.send(payload.as_ptr(), payload.len(), 1, None) }.unwrap() {
+                        Some(request) => break request,
+                        None => assert!(began.elapsed() < pushgate_tests::hang(), "no room ever"),
+                    }
+                }
+            });
+            helped += u32::from(peer.lane.engine.stood_in() > before);
+            for request in requests {
+                assert_eq!(ended(request).unwrap(), payload.len());
+                until(|| peer.producer.try_recv());
+                peer.producer.release(1);
+            }
+        }
+        // It may help where this thread loses its core.
+        assert!(helped < rounds / 2, "the engine's thread helped in {helped} of {rounds} rounds");
+        drop(comm);
+    }
+
+    #[test]
     fn a_message_over_the_longest_goes_out_of_its_region_in_slices() {
         // More than goes through the window at once, with slices of different lengths.
         let (longest, short, whole) = (WINDOW as usize, 50_000, 5 * WINDOW as usize / 2 + 1);
