@@ -172,6 +172,12 @@ impl Inbox {
         Some(self.posted[at].1)
     }
 
+    /// Whether one of the first `told` receives that this end has posted was taken by no message.
+    #[inline]
+    pub fn has_receive_before(&self, told: u64) -> bool {
+        self.posted.front().is_some_and(|(number, _)| *number < told)
+    }
+
     /// A message takes the posted receive that it names, or, by the rule of the queue pair, the oldest one of its tag or of any.
     #[cold]
     fn take_receive(&mut self, words: &RecordWords, placed: bool) {

@@ -28,9 +28,9 @@ use crate::receives::{PeerReceive, PeerReceives};
 
 /// How often bytes are sent and received in a row before other queue pairs have their turn.
 const ROUNDS: u32 = 4;
-/// Passes for which counts wait for a message that they could go along with. A pass may be a call of a program that has
-/// many queue pairs, so a few of them are some microseconds.
-const PASSES: u32 = 4;
+/// Passes for which counts and news of posted receives wait for each other, for more of their kind, and for a message that they could
+/// go along with. A pass may be a call of a program that has many queue pairs, so a few of them are some microseconds.
+pub(super) const PASSES: u32 = 4;
 /// Counts of so much payload do not wait, bytes: the peer has room for little more, or will soon.
 const MUCH: u64 = 16 << 10;
 /// How long an end waits until its last words are out, nanoseconds.
@@ -98,8 +98,10 @@ pub struct TcpLink {
     settled: u64,
 
     counts: PeerCounts,
-    /// The peer was not told the counts yet: passes since.
-    counts_due: Option<u32>,
+    /// The peer was not told the counts yet.
+    counts_due: bool,
+    /// Passes for which counts or news of posted receives have waited.
+    waited: u32,
     /// Regions of this end that the peer was not told of: key, and bytes, or 0 for one that went.
     untold: VecDeque<(u32, u64)>,
     receives_told: u64,
@@ -160,7 +162,8 @@ impl TcpLink {
             completed: 0,
             settled: 0,
             counts: PeerCounts::default(),
-            counts_due: None,
+            counts_due: false,
+            waited: 0,
             untold: VecDeque::new(),
             receives_told: 0,
             asks: Cell::new(0),
@@ -223,9 +226,7 @@ impl TcpLink {
         if !self.is_joined() {
             return false;
         }
-        if self.counts_due.is_some() {
-            self.counts_due = Some(PASSES);
-        }
+        self.waited = PASSES;
         self.control();
         self.pump_out();
         while peer.pump_in() {}
@@ -499,7 +500,7 @@ impl Link for TcpLink {
     #[inline]
     fn acknowledge(&mut self, counts: PeerCounts) {
         self.counts = counts;
-        self.counts_due.get_or_insert(0);
+        self.counts_due = true;
     }
 
     fn set_status(&mut self, word: u64) {
@@ -561,8 +562,8 @@ impl Waking for TcpLink {
         if self.failed.is_some() || !self.is_joined() {
             return true;
         }
-        if self.counts_due.is_some() {
-            self.counts_due = Some(PASSES);
+        if self.counts_due || self.has_news() {
+            self.waited = PASSES;
             let _ = self.notify();
         }
         let outgoing = &self.outgoing;

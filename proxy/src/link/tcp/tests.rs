@@ -15,6 +15,7 @@ use super::incoming::{Incoming, Takes, sum_of};
 use super::outgoing::{Leaving, Outgoing};
 use super::setup::{Config, TcpOpening};
 use super::simulated::{Habits, Net};
+use super::tcp_link::PASSES;
 use super::wire::{Piece, Wire};
 use crate::link::verbs::simulated_tests::{
     ABORTED, End, GEOMETRY, Random as Xorshift, STRIPES, check_signal, ends, memory, recovering, words,
@@ -294,6 +295,32 @@ fn p6_a_receive_whose_tag_comes_late_is_found_when_its_ring_went_round_many_time
     rig.run(&mut pair, 80);
     assert_eq!(pair[1].device.try_recv().map(|m| m.tag), Some(1000));
     assert_eq!(pair.map(|end| end.endpoint.status()), [None, None]);
+}
+
+/// Passes from the post of a receive until the message that waits for it has arrived. `others`: the peer knows of a receive of another
+/// tag.
+fn passes_until_it_is_known(others: bool) -> u32 {
+    let rig = Rig::new(4, Some(Habits::PLAIN));
+    let mut pair = rig.pair(Way { posted_receives: true, ..WAY });
+    let key = pair[1].key;
+    if others {
+        assert!(pair[1].device.post_recv(key, 0, 64, 1000));
+    }
+    assert!(pair[0].device.post(Record { tag: 7, ..Record::new(Opcode::Send) }, &[7; 64]));
+    rig.run(&mut pair, 40);
+    assert!(pair[1].device.post_recv(key, 64, 64, 7));
+    (1..100)
+        .find(|_| {
+            rig.run(&mut pair, 1);
+            pair[1].device.try_recv().is_some()
+        })
+        .expect("it arrives")
+}
+
+#[test]
+fn news_of_a_posted_receive_waits_a_few_passes_unless_the_peer_knows_of_no_receive() {
+    let [alone, beside] = [false, true].map(passes_until_it_is_known);
+    assert!(alone < beside && beside <= alone + PASSES + 1, "{alone} passes alone, {beside} beside another");
 }
 
 #[test]

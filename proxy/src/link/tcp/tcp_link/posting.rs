@@ -85,10 +85,15 @@ impl TcpLink {
         region.is_some_and(|bytes| offset.checked_add(length as u64).is_some_and(|end| end <= *bytes))
     }
 
-    /// Makes frames of what the peer is to be told, as far as there is room.
+    /// Whether the peer was not told of all posted receives of this end.
     #[inline]
-    pub(super) fn control(&mut self) {
-        while self.terms.posts_receives && self.receives_told < self.inbox.posts && self.outgoing.has_room() {
+    pub(super) fn has_news(&self) -> bool {
+        self.terms.posts_receives && self.receives_told < self.inbox.posts
+    }
+
+    /// Tells the peer of posted receives, as far as there is room.
+    fn tell_receives(&mut self) {
+        while self.has_news() && self.outgoing.has_room() {
             let number = self.receives_told;
             // Others have been taken.
             if let Some(words) = self.inbox.receive(number) {
@@ -96,6 +101,11 @@ impl TcpLink {
             }
             self.receives_told += 1;
         }
+    }
+
+    /// Makes frames of what the peer is to be told, as far as there is room.
+    #[inline]
+    pub(super) fn control(&mut self) {
         while !self.untold.is_empty() && self.outgoing.has_room() {
             let (key, bytes) = self.untold.pop_front().expect("there is one");
             self.outgoing.control(Kind::Region, &[key as u64, bytes]);
@@ -109,16 +119,22 @@ impl TcpLink {
             self.asks_sent = self.asks.get();
             self.outgoing.control(Kind::Ask, &[self.asks_sent]);
         }
-        if let Some(passes) = self.counts_due
-            && self.outgoing.has_room()
-        {
-            if passes >= PASSES || self.inbox.taken >= MUCH || !self.outgoing.is_empty() {
-                self.inbox.taken = 0;
-                let c = self.counts;
-                self.outgoing.control(Kind::Counts, &[c.released, c.received, c.granted]);
-                self.counts_due = None;
+        if self.has_news() || self.counts_due {
+            // The peer may be waiting for a receive where it knows of none.
+            let starves = self.has_news() && !self.inbox.has_receive_before(self.receives_told);
+            let much = self.inbox.taken >= MUCH || self.waited >= PASSES;
+            if starves || much || !self.outgoing.is_empty() {
+                self.tell_receives();
+                if self.counts_due && self.outgoing.has_room() {
+                    self.inbox.taken = 0;
+                    let c = self.counts;
+                    self.outgoing.control(Kind::Counts, &[c.released, c.received, c.granted]);
+                    self.counts_due = false;
+                }
+                // What found no room goes as soon as there is some.
+                self.waited = if self.has_news() || self.counts_due { PASSES } else { 0 };
             } else {
-                self.counts_due = Some(passes + 1);
+                self.waited += 1;
             }
         }
         if self.status_due && self.outgoing.has_room() {

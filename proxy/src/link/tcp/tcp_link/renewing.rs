@@ -103,7 +103,7 @@ impl Renew for TcpLink {
         self.tell_regions_anew();
         // Receives that the peer was told of before are told again: the words are the same.
         self.receives_told = self.inbox.posts.saturating_sub(1 << self.terms.geometry.rx_log);
-        self.counts_due = Some(0);
+        (self.counts_due, self.waited) = (true, 0);
         (self.failed, self.deserted, self.ending) = (None, false, Ending::Open);
         (self.ended, self.mute) = (0, false);
         (self.frames_sent, self.frames_seen, self.quiet_since) = (0, 0, self.now);
