@@ -7,12 +7,14 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use pushgate_gpu_kernels::OrderedCopies;
 
 use super::memory::Memory;
 use super::requests::{Handle, Requests};
 use super::signals::Signals;
+use crate::end::SETTLE;
 use crate::error::{Code, Failure, Result};
 
 /// Bytes of a word, which the GPU's queue can store as a value.
@@ -55,6 +57,7 @@ impl Inward {
             unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes as usize) };
             return Ok(0);
         }
+        self.let_signals_go_first(to, bytes)?;
         let copies = self.copies()?;
         let added = match bytes {
             // A word, as kernels put by value: the device stores it in one call with the signal that follows.
@@ -71,6 +74,25 @@ impl Inward {
         };
         added.map_err(failed)?;
         Ok(copies.next())
+    }
+
+    /// Waits until no sum for a signal in these bytes is outside of the queue: what was added before is stored before. A signal that
+    /// is also written to is rare, and the GPU reads it within microseconds.
+    fn let_signals_go_first(&mut self, to: usize, bytes: u64) -> Result<()> {
+        let mut began = None;
+        while self.signals.are_open_in(to as u64, bytes) {
+            self.mark()?;
+            self.advance()?;
+            if began.get_or_insert_with(Instant::now).elapsed() > SETTLE {
+                self.check()?;
+                return Err(Failure::new(
+                    Code::System,
+                    format!("the GPU has not read a signal within {SETTLE:?}"),
+                ));
+            }
+            std::hint::spin_loop();
+        }
+        Ok(())
     }
 
     /// Adds `value` to the signal at `address` of a GPU's `memory`, behind all copies so far.
@@ -193,5 +215,46 @@ impl Landings {
             settled += 1;
         }
         settled
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pushgate_driver_shim::memory::SharedMemory;
+    use pushgate_gpu_kernels::{DeviceChoice, choose_at};
+
+    use super::*;
+
+    #[test]
+    fn p3_what_is_put_onto_a_signal_comes_behind_what_was_added_to_it_before() {
+        let (executor, _) = choose_at(DeviceChoice::Cpu, 0).unwrap();
+        let queue = SharedMemory::builder("test", OrderedCopies::BYTES).create().unwrap();
+        let mut inward = Inward::new(Some(OrderedCopies::new(&executor, queue).unwrap()));
+        let words: Vec<_> = (0..4).map(|_| AtomicU64::new(0)).collect();
+        let address = words[0].as_ptr() as usize;
+        let memory = Memory { number: 0, address, bytes: 32, cuda: true, kept: false };
+        let from = [70u64, 71, 72, 73];
+        // Of one word, of bytes around it, and beside it.
+        for (at, bytes, expected) in [(8, 8, [0, 70, 0, 0]), (4, 9, [0, 0, 0, 0]), (16, 16, [0, 5, 70, 71])] {
+            words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+            // SAFETY: words and payload outlive the queue's work; on the CPU executor they are device memory.
+            unsafe {
+                inward.add(&memory, address + 8, 5).unwrap();
+                inward.copy(from.as_ptr() as usize, &memory, address + at, bytes).unwrap();
+            }
+            while inward.is_busy() {
+                inward.mark().unwrap();
+                inward.advance().unwrap();
+            }
+            let seen = words.iter().map(|word| word.load(Ordering::Acquire));
+            if at == 4 {
+                // The payload covers the word in part: bytes 4 to 12 of it.
+                let bytes: Vec<u8> = seen.flat_map(u64::to_ne_bytes).collect();
+                let payload: Vec<u8> = from.iter().flat_map(|word| word.to_ne_bytes()).collect();
+                assert_eq!(bytes[4..13], payload[..9]);
+            } else {
+                assert_eq!(seen.collect::<Vec<_>>(), expected, "{bytes} bytes at {at}");
+            }
+        }
     }
 }

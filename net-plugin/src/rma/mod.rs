@@ -24,7 +24,8 @@
 //! | `incoming` | a queue pair from a rank, and what has arrived there |
 //! | `landing` | copies into this rank's memory, and what follows each |
 //! | `own` | what a rank does to its own memory |
-//! | `state` | one coll comm: its ranks, operations and progress |
+//! | `state` | one coll comm: its ranks and what is asked of them; `state/progress`: how that goes on; `state/ending`: ranks that are lost, and closing |
+//! | `stall` | when a coll comm in which nothing moves is reported |
 //! | `coll` | what NCCL calls: coll comms, contexts, registrations |
 
 mod coll;

@@ -99,6 +99,14 @@ impl Signals {
         !self.reading.is_empty() || !self.waiting.is_empty()
     }
 
+    /// Whether the sum of a signal in `bytes` bytes at `address` is not yet in the queue.
+    pub fn are_open_in(&self, address: u64, bytes: u64) -> bool {
+        let inside = |at: &u64| *at < address.saturating_add(bytes) && address < at.saturating_add(8);
+        self.is_busy()
+            && (self.waiting.iter().any(inside)
+                || self.reading.iter().any(|reading| inside(&reading.address)))
+    }
+
     /// Forgets the signals in `bytes` bytes at `address`, which are deregistered. None of them is being read.
     pub fn forget(&mut self, address: u64, bytes: u64) {
         self.words.retain(|at, _| !(address..address + bytes).contains(at));
