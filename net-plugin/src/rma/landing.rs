@@ -248,7 +248,7 @@ mod tests {
             }
             let seen = words.iter().map(|word| word.load(Ordering::Acquire));
             if at == 4 {
-                // The payload covers the word in part: bytes 4 to 12 of it.
+                // Bytes 4 to 12 of the memory are the payload: a part of the word lies there.
                 let bytes: Vec<u8> = seen.flat_map(u64::to_ne_bytes).collect();
                 let payload: Vec<u8> = from.iter().flat_map(|word| word.to_ne_bytes()).collect();
                 assert_eq!(bytes[4..13], payload[..9]);
