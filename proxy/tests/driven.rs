@@ -39,19 +39,55 @@ fn pair_with(mut mover: Option<Box<dyn Mover>>) -> [(Engine, QpId, Device); 2] {
     })
 }
 
-/// Receives `count` messages while `poll` is called again and again; checks their tags.
-fn receive(device: &mut Device, count: u32, mut poll: impl FnMut()) {
+/// Receives `count` messages while `poll` is called again and again; checks their tags, which begin with `first`.
+fn receive(device: &mut Device, count: u32, first: u32, mut poll: impl FnMut()) {
     let begin = Instant::now();
     let mut received = 0;
     while received < count {
         poll();
         while let Some(m) = device.try_recv() {
-            assert_eq!(m.tag, received);
+            assert_eq!(m.tag, first + received);
             received += 1;
             device.release(1);
         }
         assert!(begin.elapsed() < pushgate_tests::hang(), "{received} of {count} messages came");
     }
+}
+
+#[test]
+fn a_peer_hears_of_its_message_though_the_receiver_calls_for_another_queue_pair_from_then_on() {
+    const ROUNDS: u32 = 200;
+    let engines = [0, 1].map(|_| {
+        let driven = EngineOptions { drive: Drive::Caller, ..EngineOptions::default() };
+        Engine::start(EventFd::new().unwrap(), driven).unwrap()
+    });
+    let [a, b] = &engines;
+    // The first queue pair carries the messages, the other one nothing.
+    let mut pairs = [0, 1].map(|_| {
+        let m = [0, 1].map(|rank| Memory::new(Geometry { rank, ..GEOMETRY }));
+        let mut ends = tcp::endpoints([&m[0], &m[1]], options(0)).into_iter();
+        let qps = [a, b].map(|engine| engine.add_qp(ends.next().unwrap(), Wake::Doorbell).unwrap());
+        (qps, [Device::new(&m[0], &m[1]), Device::new(&m[1], &m[0])])
+    });
+    let other = pairs[1].0[1];
+    let ([qa, qb], [sender, receiver]) = &mut pairs[0];
+    let mut late = 0;
+    for tag in 0..ROUNDS {
+        assert!(sender.post(inline_send(tag), b"told"));
+        receive(receiver, 1, tag, || {
+            a.drive_for(*qa).unwrap();
+            b.drive_for(*qb).unwrap();
+        });
+        let (begin, mut calls) = (Instant::now(), 0);
+        while sender.retired() <= u64::from(tag) {
+            a.drive_for(*qa).unwrap();
+            b.drive_for(other).unwrap();
+            calls += 1;
+            assert!(begin.elapsed() < pushgate_tests::hang(), "the sender never hears of message {tag}");
+        }
+        late += u32::from(calls > 20);
+    }
+    assert!(late < ROUNDS / 4, "{late} of {ROUNDS} took more than 20 calls");
 }
 
 #[test]
@@ -173,7 +209,7 @@ fn every_queue_pair_moves_on_though_the_caller_drives_for_one() {
     }
     let [mut sender, mut receiver] = [0, 1].map(|i: usize| Device::new(&m[i], &m[1 - i]));
     (0..4).for_each(|tag| assert!(sender.post(inline_send(tag), b"another")));
-    receive(&mut receiver, 4, || _ = (a.drive_for(qa).unwrap(), b.drive_for(qb).unwrap()));
+    receive(&mut receiver, 4, 0, || _ = (a.drive_for(qa).unwrap(), b.drive_for(qb).unwrap()));
 }
 
 #[test]
@@ -214,7 +250,7 @@ fn several_threads_may_drive_one_engine() {
             });
         }
         let mut posted = 0;
-        receive(&mut receiver, 2_000, || {
+        receive(&mut receiver, 2_000, 0, || {
             posted += (posted < 2_000 && sender.post(inline_send(posted), b"many")) as u32;
             std::thread::yield_now();
         });

@@ -155,6 +155,12 @@ impl Endpoint {
         self.here.qp.region_sends()
     }
 
+    /// Whether the link has something to tell the peer that waits for the next passes.
+    #[inline]
+    pub fn owes(&self) -> bool {
+        self.is_live() && self.here.qp.owes()
+    }
+
     /// Whether our RDMA device has registered a region.
     pub fn is_registered(&self, key: u32) -> bool {
         self.here.qp.registers(key)

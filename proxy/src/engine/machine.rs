@@ -4,6 +4,7 @@
 mod idles;
 mod recording;
 
+use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -75,6 +76,8 @@ pub struct Machine {
     idles: Idles,
     /// Turns of the last pass that found work.
     worked: usize,
+    /// Queue pairs whose links owe their peers something since a turn of their own ([`Machine::turn`]).
+    owing: VecDeque<QpId>,
     /// When the time is passed on next, nanoseconds.
     next_tick: u64,
     next: u32,
@@ -110,6 +113,7 @@ impl Machine {
             endpoints: Vec::new(),
             idles: Idles::default(),
             worked: 0,
+            owing: VecDeque::new(),
             next_tick: 0,
             next: 0,
             gone: Counters::default(),
@@ -250,18 +254,32 @@ impl Machine {
         due.map_or(limit, |at| limit.min(Duration::from_nanos(at.saturating_sub(self.now))))
     }
 
-    /// A turn of one queue pair alone. [`Machine::step`] must come now and then: it does everything else.
+    /// A turn of one queue pair alone, and of another one that owes its peer something since a turn of its own: the caller may not ask
+    /// for that one again. [`Machine::step`] must come now and then: it does everything else.
     #[inline]
     pub fn turn(&mut self, qp: QpId, clock: &mut impl Clock) {
         if std::mem::take(&mut self.slept) {
             self.set_time(clock.now());
         }
+        if let Some(other) = self.owing.pop_front()
+            && other != qp
+        {
+            self.turn_of(other, clock);
+        }
+        self.turn_of(qp, clock);
+    }
+
+    fn turn_of(&mut self, qp: QpId, clock: &mut impl Clock) {
         // Numbers only grow, and the queue pairs stand in their order.
         let Ok(at) = self.endpoints.binary_search_by_key(&qp.0, |(id, _)| id.0) else { return };
         if self.poll(at, clock) {
             self.unrecorded = true;
             self.idle.busy();
             self.look_at_clock(clock);
+        }
+        // There is room for all: no allocation.
+        if self.endpoints[at].1.owes() && !self.owing.contains(&qp) {
+            self.owing.push_back(qp);
         }
     }
 
@@ -453,6 +471,7 @@ impl Machine {
                 endpoint.begin_again();
                 self.endpoints.push((id, endpoint));
                 self.idles.push();
+                self.owing.reserve(self.endpoints.len());
                 // One that must be polled keeps the whole engine polling.
                 if wake == Wake::Polled || self.endpoints.len() == 1 {
                     self.idle.set_wake(wake, self.alone);

@@ -229,6 +229,11 @@ pub trait Link: Receives + OwnRegions + PeerMemory + Waking + Send {
         0
     }
 
+    /// Whether something that the peer is to be told waits for the next passes. They should come soon, whether there is other work or not.
+    fn owes(&self) -> bool {
+        false
+    }
+
     /// Called at the end of each pass: what was posted or acknowledged goes out. True if that rang the peer awake.
     fn notify(&mut self) -> Result<bool, LinkDown>;
 

@@ -49,8 +49,11 @@ pub struct Wire {
     peer_geometry: Geometry,
 }
 
+/// An end of a link, the copy of its peer's window, and the peer's rings.
+type Joined = (TcpLink, Arc<SharedMemory>, Geometry);
+
 /// Joins both ends. `memory` is that of the two sides; `posted_receives` says which of them post receives.
-pub fn connect(memory: [&Memory; 2], posted_receives: [bool; 2]) -> [Wire; 2] {
+fn join(memory: [&Memory; 2], posted_receives: [bool; 2]) -> [Joined; 2] {
     let open = |i: usize| {
         let posted_receives = posted_receives[i];
         let config = Config { streams: 2, checksum: true, posted_receives, beat: 1_000_000_000 };
@@ -61,15 +64,33 @@ pub fn connect(memory: [&Memory; 2], posted_receives: [bool; 2]) -> [Wire; 2] {
     let (from_a, from_b) = (a.offer(), b.offer());
     let a = a.prepare(memory[1].geometry.rank, &from_b, &mut allocate).unwrap();
     let b = b.prepare(memory[0].geometry.rank, &from_a, &mut allocate).unwrap();
-    let [a, b] = [a, b].map(|end| {
+    let mut ends = [a, b].map(|end| {
         let (mirror, geometry) = (end.mirror().clone(), end.peer_geometry());
-        (Arc::new(Mutex::new(end.join().0)), mirror, geometry)
+        (end.join().0, mirror, geometry)
     });
     let start = Instant::now();
-    while ![&a, &b].iter().all(|end| end.0.lock().unwrap().joined().unwrap()) {
+    // Both are asked in each turn: asking moves them on.
+    while !ends.iter_mut().fold(true, |all, end| end.0.joined().unwrap() & all) {
         assert!(start.elapsed() < pushgate_tests::hang(), "the ends do not meet");
         std::thread::sleep(Duration::from_micros(100));
     }
+    ends
+}
+
+/// Both ends of a queue pair whose messages arrive when the kernel brings them.
+pub fn endpoints(memory: [&Memory; 2], options: QpOptions) -> [Endpoint; 2] {
+    let mut own = memory.into_iter();
+    join(memory, [options.posted_receives; 2]).map(|(link, _, geometry)| {
+        let own = own.next().expect("two ends");
+        let (work, control) = (own.work_read.clone(), own.control.clone());
+        Endpoint::new(work, control, own.geometry, geometry, Box::new(link), options).unwrap()
+    })
+}
+
+/// Both ends of a queue pair, of which all that one end has sent is there when the other end looks.
+pub fn connect(memory: [&Memory; 2], posted_receives: [bool; 2]) -> [Wire; 2] {
+    let [a, b] = join(memory, posted_receives)
+        .map(|(link, mirror, geometry)| (Arc::new(Mutex::new(link)), mirror, geometry));
     let wire = |own: &(Arc<Mutex<TcpLink>>, Arc<SharedMemory>, Geometry), peer: &Arc<Mutex<TcpLink>>| Wire {
         qp: own.0.clone(),
         peer: peer.clone(),

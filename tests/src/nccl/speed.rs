@@ -134,6 +134,38 @@ impl Rank<'_> {
         Ok(begin.elapsed().as_secs_f64())
     }
 
+    /// Sends one message and receives one, `n` times: the next two when both are done, as in NCCL's send/recv of a short message.
+    /// A request that is done is not tested again, so nothing calls for its connection meanwhile.
+    fn exchange(&self, size: usize, n: usize) -> Result<f64> {
+        let begin = Instant::now();
+        for _ in 0..n {
+            let (mut send, mut receive, mut sent, mut received) = (None, None, false, false);
+            let last = Instant::now();
+            while !sent || !received {
+                if receive.is_none() {
+                    receive = self.receive(0, size)?;
+                }
+                if send.is_none() {
+                    send = self.send(0, size)?;
+                }
+                if let (Some(request), false) = (send, sent) {
+                    // SAFETY: the request is not done yet.
+                    sent = unsafe { self.plugin.test_send(request, true)? };
+                }
+                if let (Some(request), false) = (receive, received) {
+                    // SAFETY: the request is not done yet.
+                    received = unsafe { self.plugin.test_receive(request, true)?.is_some() };
+                }
+                assert!(
+                    last.elapsed() < hang(),
+                    "no progress within a long time: sent {sent}, received {received}"
+                );
+                std::thread::yield_now();
+            }
+        }
+        Ok(begin.elapsed().as_secs_f64())
+    }
+
     /// The best of [`RUNS`] runs, after one that does not count. Only the first rank's figures are
     /// used.
     fn best(&self, peer: &mut dyn Bootstrap, run: impl Fn() -> Result<f64>) -> f64 {
@@ -149,6 +181,8 @@ impl Rank<'_> {
 struct Figures {
     /// Microseconds of one message one way, one message at a time.
     latency: f64,
+    /// Microseconds of one message each way at once.
+    exchange: f64,
     /// Bytes a second with each number of [`IN_FLIGHT`].
     rates: [f64; IN_FLIGHT.len()],
 }
@@ -167,9 +201,10 @@ fn measure(o: &Options, plugin: &Plugin, first: bool, peer: &mut dyn Bootstrap) 
     let figures = SIZES.map(|size| {
         let both = 2.0 * n as f64;
         let latency = rank.best(peer, || rank.back_and_forth(first, size, n)) / both * 1e6;
+        let exchange = rank.best(peer, || rank.exchange(size, n)) / n as f64 * 1e6;
         let rates = IN_FLIGHT
             .map(|depth| (n * size) as f64 / rank.best(peer, || rank.one_way(first, size, n, depth)));
-        Figures { latency, rates }
+        Figures { latency, exchange, rates }
     });
     let [plugins, others] = [0, 1].map(|i| (cores::run_times()[i] - before[i]) as f64);
     // What the last size's messages left: the receiver's slots, one after another, hold what the
@@ -220,9 +255,10 @@ pub fn speed(o: &Options) {
         o.times
     );
     println!(
-        "{:>7} {:>18} {:>12} {:>8} {:>6} {:>12} {:>8} {:>6}",
+        "{:>7} {:>18} {:>9} {:>12} {:>8} {:>6} {:>12} {:>8} {:>6}",
         "bytes",
         "us, one at a time",
+        "both ways",
         format!("{few} in flight"),
         "memcpy",
         "ratio",
@@ -231,7 +267,7 @@ pub fn speed(o: &Options) {
         "ratio"
     );
     for (size, f) in SIZES.into_iter().zip(figures) {
-        print!("{size:>7} {:>18.2}", f.latency);
+        print!("{size:>7} {:>18.2} {:>9.2}", f.latency, f.exchange);
         for (depth, rate) in IN_FLIGHT.into_iter().zip(f.rates) {
             let most = memcpy(size, depth, o.times);
             print!(" {:>12.3} {:>8.3} {:>6.3}", rate / 1e9, most / 1e9, rate / most);

@@ -524,6 +524,11 @@ impl Link for TcpLink {
     }
 
     #[inline]
+    fn owes(&self) -> bool {
+        (self.counts_due || self.has_news()) && self.wire.is_some()
+    }
+
+    #[inline]
     fn notify(&mut self) -> Result<bool, LinkDown> {
         self.healthy()?;
         if self.is_joined() && self.ending == Ending::Open {
