@@ -18,8 +18,9 @@ use pushgate_proxy::door::{Purpose, Secret, SecretError, Terms, VARIABLE};
 use pushgate_proxy::users::find_user;
 
 use self::parse::{
-    Value, auto_or_none, auto_or_number, choice, device_names, host, mtu, number, path, path_timeout,
-    port_range, power_of_two, recover, rendezvous, size, switch, time, time_or_0, user, users, window_size,
+    Value, auto_or_none, auto_or_number, auto_or_size, choice, device_names, host, mtu, number, path,
+    path_timeout, port_range, power_of_two, recover, rendezvous, size, switch, time, time_or_0, user, users,
+    window_size,
 };
 use crate::error::{Error, Result};
 
@@ -345,6 +346,8 @@ settings! {
     profiler_plugin: PathBuf = "none", path, "none, a library's path, or a name as NCCL_PROFILER_PLUGIN takes it", "", Nccl;
     /// Payload ring of a connection of the NCCL plugin
     net_window_size: u64 = "4M", window_size(64 << 10), "a power of two, 64K to 512M; bytes, K, M and G are 1024-based", "bytes", Nccl;
+    /// Bytes that all connections of a process that uses the NCCL plugin have under way in their windows; auto: an eighth of the last-level cache, shared by the ranks of the host; none: as many as the windows have
+    net_under_way: AutoOr<u64> = "auto", auto_or_size(64 << 10), "auto, none or a size, 64K to 1T; bytes, K, M and G are 1024-based", "bytes", Nccl;
     /// NCCL's RMA table, by which kernels use NCCL's device API
     net_rma: bool = "false", switch, "true or false", "", Nccl;
     /// Threads of the NCCL plugin for each GPU that carry its connections over tcp; 0: NCCL's own threads do; auto: one for every four cores that the process may use, at most 8

@@ -27,6 +27,7 @@ use crate::runtime::Runtime;
 use crate::send::Sender;
 use crate::socket::Line;
 use crate::taken;
+use crate::under_way::Share;
 
 /// How long a deregistration tries to get between two posts or tests to look at the requests. Each
 /// post or test takes microseconds, but a busy machine may suspend their thread for a while.
@@ -79,6 +80,7 @@ impl Comm {
             inbound: _,
             registrations,
         } = joined;
+        let share = Share::new(runtime.under_way.clone());
         let mut end = CommEnd::new(runtime, role, line, (qp, mailbox, lane, registrations))?;
         end.reaches = reaches;
         if end.lane.gpu.as_ref().is_some_and(|gpu| gpu.copies()) {
@@ -96,7 +98,8 @@ impl Comm {
                     let text = "the receiving end does not show its receives: load the same build on both";
                     return Err(Failure::new(Code::Remote, text));
                 };
-                let sender = Sender::new(producer, receives, (whole, longest), window, regions, in_record);
+                let longest = (whole, longest);
+                let sender = Sender::new(producer, share, receives, longest, window, regions, in_record);
                 Side::Send(Box::new(Exclusive::new(sender)))
             }
             Role::Receive => Side::Receive(Box::new(Exclusive::new(Receiver::new(producer, flusher)))),

@@ -69,7 +69,7 @@ pub struct Outgoing {
     size: usize,
     tag: u32,
     /// Bytes of one slice.
-    slice: usize,
+    pub slice: usize,
     /// How the slices leave.
     pub slices: Slices,
     done: usize,

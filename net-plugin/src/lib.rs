@@ -39,4 +39,5 @@ mod taken;
 #[cfg(test)]
 mod testing;
 mod tuning;
+mod under_way;
 mod watch;

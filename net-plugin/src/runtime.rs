@@ -28,6 +28,7 @@ use crate::log;
 use crate::path::{self, Choice, Opened, OverRdma, Told};
 use crate::props::Properties;
 use crate::taken;
+use crate::under_way::{self, UnderWay};
 use crate::watch::Watch;
 
 /// What the first init has read.
@@ -45,6 +46,8 @@ pub struct Loaded {
     pub gpu: Option<Mutex<Option<Opened>>>,
     /// What NCCL was told about GPU memory.
     told: Option<Told>,
+    /// The most bytes that all connections may have under way in their windows, where GPUs copy.
+    under_way: Option<u64>,
 }
 
 /// The running threads and their state.
@@ -55,6 +58,8 @@ pub struct Runtime {
     /// Where `tcp` queue pairs meet their other ends, from the first one on.
     tcp: Mutex<Option<Arc<Host>>>,
     pub loaded: Arc<Loaded>,
+    /// What all connections have under way in their windows.
+    pub under_way: Arc<UnderWay>,
     /// What ends with the runtime, for the runtime's owner.
     _keep: Keep,
     next_seed: AtomicU64,
@@ -177,9 +182,15 @@ impl Loaded {
         if settings.qp == QpKind::Auto && rdma.is_some() && path.gpu.is_some() {
             log::init(&format!("over local queue pairs: {}", path::OVER_LOCAL));
         }
+        let mut under_way = None;
+        if path.gpu.is_some() {
+            let (most, why) = under_way::bound(&settings);
+            log::init(&why);
+            under_way = most;
+        }
         let identity = Identity::here();
-        let loaded =
-            Loaded { settings, identity, rdma, no_rdma, tcp, properties, gpu: path.gpu, told: path.told };
+        let (gpu, told) = (path.gpu, path.told);
+        let loaded = Loaded { settings, identity, rdma, no_rdma, tcp, properties, gpu, told, under_way };
         let window = loaded.settings.net_window_size;
         log::init(&format!("queue pairs are {}; window of {window} bytes a connection", loaded.transports()));
         Ok(loaded)
@@ -268,9 +279,8 @@ impl Runtime {
         change(&mut settings);
         let properties = Properties::local(false);
         let (identity, no_rdma) = (Identity::here(), Some("a test has none".into()));
-        let tcp = None;
-        let loaded =
-            Loaded { settings, identity, rdma: None, no_rdma, tcp, properties, gpu: None, told: None };
+        let (rdma, tcp, gpu, told, under_way) = (None, None, None, None, None);
+        let loaded = Loaded { settings, identity, rdma, no_rdma, tcp, properties, gpu, told, under_way };
         Arc::new(Runtime::start(Arc::new(loaded), Arc::new(())).expect("a thread"))
     }
 }
@@ -282,6 +292,7 @@ impl Runtime {
             watch: Watch::start(loaded.dialled_again())?,
             lanes: Mutex::default(),
             tcp: Mutex::default(),
+            under_way: UnderWay::new(loaded.under_way),
             loaded,
             _keep: keep,
             next_seed: AtomicU64::new(0),

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Opcode, Record};
 use pushgate_proxy::link::RegionSends;
 use pushgate_proxy::producer::Producer;
@@ -17,12 +18,18 @@ use crate::path::{self, Path, Slices};
 use crate::pool::Pool;
 use crate::pushes::Pushes;
 use crate::registration::Mr;
+use crate::under_way::Share;
 
 struct Sent {
     size: usize,
     /// The message's last slot, and how many messages of the connection came before it. `None`
     /// while slices of it are still to be posted, or if the connection had ended before it.
     last: Option<(u64, u64)>,
+}
+
+/// Units of the window that a message of `bytes` takes.
+fn units(bytes: usize) -> u64 {
+    bytes.div_ceil(abi::PUSHGATE_UNIT as usize) as u64
 }
 
 /// Whether messages may go out of registered regions. A peer tells only once it has tried, so the
@@ -37,6 +44,8 @@ enum Regions {
 /// The state of a sending end.
 pub struct Sender {
     producer: Producer,
+    /// How much of the window is used.
+    share: Share,
     /// The receives that the peer has posted and no message has taken.
     receives: PostedReceives,
     pushes: Pushes,
@@ -57,12 +66,13 @@ pub struct Sender {
 impl Sender {
     /// Makes a sending end.
     ///
-    /// `receives`: what the peer posts. `whole`, `longest`: the most bytes that go at once through
+    /// `share`: its part of what the process has under way. `receives`: what the peer posts. `whole`, `longest`: the most bytes that go at once through
     /// the window, and out of a region. `window`: the GPU's address of the window. `regions`:
     /// whether messages may go out of registered memory, if that is known. `in_record`: a short
     /// payload may travel in its record.
     pub fn new(
         producer: Producer,
+        share: Share,
         receives: PostedReceives,
         (whole, longest): (usize, usize),
         window: Option<u64>,
@@ -76,6 +86,7 @@ impl Sender {
         let (messages, sends, large) = (0, 0, None);
         Sender {
             producer,
+            share,
             receives,
             pushes,
             regions,
@@ -177,6 +188,9 @@ impl Sender {
                 return Ok(Some(request));
             }
         };
+        if record.in_window() {
+            self.producer.use_window(self.share.begin(units(size)));
+        }
         let slot = match path {
             // SAFETY: the caller's promise.
             Path::Worker => unsafe {
@@ -215,6 +229,9 @@ impl Sender {
 
     fn advance_large(&mut self, end: &CommEnd) -> Result<()> {
         let Some(large) = self.large.as_mut().filter(|large| !large.stopped) else { return Ok(()) };
+        if !matches!(large.slices, Slices::Region { .. }) {
+            self.producer.use_window(self.share.begin(units(large.slice)));
+        }
         if let Some(r) = self.producer.try_recv() {
             self.producer.release(1);
             self.producer.wake();
@@ -264,6 +281,9 @@ impl Sender {
         {
             size(0, sent.size);
             self.pool.empty(request);
+            if self.pool.is_empty() {
+                self.share.end();
+            }
             if matches!(self.regions, Regions::Unknown(at) if self.messages >= at) {
                 self.ask(end)?;
             }
@@ -275,8 +295,6 @@ impl Sender {
 
 #[cfg(test)]
 mod tests {
-    use pushgate_driver_shim::abi;
-
     use super::*;
     use crate::comm::Request;
     use crate::join::Role;

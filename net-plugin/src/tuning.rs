@@ -10,10 +10,22 @@
 pub enum Protocols {
     /// What NCCL takes, LL too.
     All,
+    /// LL on the ring, where NCCL has the ring for the collective and messages of LL arrive in host memory; else what NCCL
+    /// takes.
+    RingLl,
     /// LL128 on the ring, where NCCL has the ring for the collective.
     Ll128,
     /// What NCCL takes, without LL.
     WithoutLl,
+}
+
+/// Which collective it is, as far as the choice depends on that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Collective {
+    AllReduce,
+    /// `ncclAllGather` and `ncclReduceScatter`, for which NCCL has the algorithm PAT.
+    Gathered,
+    Other,
 }
 
 /// A row of the table: what collectives of up to so many bytes take.
@@ -29,9 +41,9 @@ pub struct Row {
 
 /// The table, smallest first. Larger steps take what NCCL takes, without LL.
 ///
-/// Measured with nccl-tests, NCCL 2.30.7, by protocol and number of channels: allreduce on two H200 of one host, and allreduce,
-/// reduce_scatter, all_gather and broadcast between two ranks on one H200 (docs/benchmarks.md). A step of more ranks costs
-/// what a step of two costs, so the table goes by the step.
+/// Measured with nccl-tests, NCCL 2.30.7, by protocol and number of channels: allreduce on two H200 of one host; allreduce,
+/// reduce_scatter, all_gather and broadcast between two ranks on one H200; allreduce, all_gather and reduce_scatter on four
+/// H200 (docs/benchmarks.md). A step of more ranks costs what a step of two costs, so the table goes by the step.
 const ROWS: [Row; 5] = [
     Row { step: 8 << 10, protocols: Protocols::All, channels: 0 },
     Row { step: 16 << 10, protocols: Protocols::All, channels: 1 },
@@ -40,11 +52,30 @@ const ROWS: [Row; 5] = [
     Row { step: 2 << 20, protocols: Protocols::WithoutLl, channels: 4 },
 ];
 
-/// What a collective of `bytes` over `ranks` ranks takes.
-pub fn choose(bytes: usize, ranks: usize) -> Row {
+/// Short steps of so many ranks go around the ring with LL. Two ranks leave NCCL nothing else to choose. Four were measured:
+/// a step costs 6 to 10 us, PAT (Simple alone) 60 us, and the tree is faster than the ring below [`TREE`] alone. With more
+/// than eight ranks the ring has more steps than the tree's and PAT's fewer messages are worth.
+const RING_LL: std::ops::RangeInclusive<usize> = 3..=8;
+
+/// Allreduces with steps of at most so many bytes are faster on the tree.
+const TREE: usize = 512;
+
+/// What a `collective` of `bytes` over `ranks` ranks takes.
+pub fn choose(collective: Collective, bytes: usize, ranks: usize) -> Row {
     let step = bytes / ranks.max(1);
     let found = ROWS.into_iter().find(|row| step <= row.step);
-    found.unwrap_or(Row { step: usize::MAX, protocols: Protocols::WithoutLl, channels: 0 })
+    let row = found.unwrap_or(Row { step: usize::MAX, protocols: Protocols::WithoutLl, channels: 0 });
+    let around = match collective {
+        Collective::AllReduce => step > TREE,
+        Collective::Gathered => true,
+        Collective::Other => false,
+    };
+    match row.protocols {
+        Protocols::All if around && RING_LL.contains(&ranks) => {
+            Row { protocols: Protocols::RingLl, channels: 1, ..row }
+        }
+        _ => row,
+    }
 }
 
 #[cfg(test)]
@@ -55,7 +86,7 @@ mod tests {
     fn short_collectives_take_ll_middle_ones_ll128_and_long_ones_what_nccl_takes_without_ll() {
         use Protocols::{All, Ll128, WithoutLl};
         let of = |bytes| {
-            let row = choose(bytes, 2);
+            let row = choose(Collective::AllReduce, bytes, 2);
             (row.protocols, row.channels)
         };
         assert_eq!([8, 16 << 10].map(of), [(All, 0); 2]);
@@ -64,8 +95,29 @@ mod tests {
         assert_eq!([(512 << 10) + 2, 2 << 20].map(of), [(Ll128, 4); 2]);
         assert_eq!([(2 << 20) + 2, 4 << 20].map(of), [(WithoutLl, 4); 2]);
         assert_eq!([(4 << 20) + 2, 1 << 30].map(of), [(WithoutLl, 0); 2]);
-        assert_eq!(choose(64 << 10, 4).protocols, All, "the step is what counts");
-        assert_eq!(choose(0, 0), ROWS[0]);
+        assert_eq!(choose(Collective::Other, 64 << 10, 4).protocols, All, "the step is what counts");
+        assert_eq!(choose(Collective::AllReduce, 0, 0), ROWS[0]);
+    }
+
+    #[test]
+    fn short_steps_of_three_to_eight_ranks_go_around_the_ring_with_ll() {
+        use Collective::{AllReduce, Gathered, Other};
+        use Protocols::{All, Ll128, RingLl};
+        let of = |collective, bytes, ranks| {
+            let row = choose(collective, bytes, ranks);
+            (row.protocols, row.channels)
+        };
+        for ranks in [3, 4, 8] {
+            assert_eq!(of(Gathered, 8, ranks), (RingLl, 1));
+            assert_eq!(of(Gathered, (16 << 10) * ranks, ranks), (RingLl, 1));
+            assert_eq!(of(Gathered, (17 << 10) * ranks, ranks), (Ll128, 2));
+            assert_eq!(of(AllReduce, TREE * ranks, ranks), (All, 0), "the tree");
+            assert_eq!(of(AllReduce, (TREE + 1) * ranks, ranks), (RingLl, 1));
+            assert_eq!(of(Other, (16 << 10) * ranks, ranks), (All, 1));
+        }
+        for ranks in [1, 2, 9, 64] {
+            assert_eq!(of(Gathered, 1 << 10, ranks).0, All, "{ranks} ranks");
+        }
     }
 
     #[test]

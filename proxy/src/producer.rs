@@ -67,6 +67,8 @@ pub struct Producer {
     work: WorkOfDevice,
     control: ControlAtDevice,
     bell: Option<EventFd>,
+    /// Units of the window, from its beginning, among which payload is placed.
+    usable: u64,
     slots: u64,
     units: u64,
     cqes: u64,
@@ -99,6 +101,7 @@ impl Producer {
             control: ControlAtDevice::new(&control.into(), g),
             window,
             bell,
+            usable: 1 << geometry.window_log,
             slots: 0,
             units: 0,
             cqes: 0,
@@ -150,22 +153,33 @@ impl Producer {
         credit
     }
 
+    /// Keeps payload among the first `units` of the window, from the next reservation on. The rest of the window stays
+    /// unused, so the payload under way takes no more of the processor's cache than that. A message longer than `units`
+    /// takes what it needs; more than the window has means the whole window.
+    #[inline]
+    pub fn use_window(&mut self, units: u64) {
+        self.usable = units.min(1 << self.geometry.window_log);
+    }
+
     /// Takes a WQE slot and `units` of the window, and a CQ slot for a work request that is `signaled`: all of them or
-    /// none. If the room at the ring's end is too short and the ring's beginning is not free yet, a NOP gives the end
-    /// back, and a later call has all of the ring.
+    /// none. Payload that does not fit before the end of what is used of the window ([`Producer::use_window`]) goes to the
+    /// window's beginning. A NOP then gives the rest of the ring back, where the payload's own reservation can't: if only a
+    /// part of the window is used, and if ring's end and payload are longer together than the ring.
     pub fn reserve(&mut self, units: u64, signaled: bool) -> Option<Reservation> {
         let ring = 1u64 << self.geometry.window_log;
-        let pos = self.units & (ring - 1);
-        let span = if pos + units > ring { ring - pos + units } else { units };
-        if units > 0 && span > ring {
-            if units <= ring && self.fits(ring - pos) {
-                let nop = Record { place: pos as u32, place_offset: ring - pos, ..Record::new(Opcode::Nop) };
-                let slot = self.slots;
-                (self.slots, self.units) = (slot + 1, self.units + ring - pos);
-                self.publish(slot, &nop.encode(0));
-                self.wake();
+        let mut pos = self.units & (ring - 1);
+        let mut span = if pos + units > ring { ring - pos + units } else { units };
+        let behind_usable = self.usable < ring && pos + units > self.usable;
+        if units > 0 && pos > 0 && (span > ring || behind_usable) {
+            if units > ring || !self.fits(ring - pos) {
+                return None;
             }
-            return None;
+            let nop = Record { place: pos as u32, place_offset: ring - pos, ..Record::new(Opcode::Nop) };
+            let slot = self.slots;
+            (self.slots, self.units) = (slot + 1, self.units + ring - pos);
+            self.publish(slot, &nop.encode(0));
+            self.wake();
+            (pos, span) = (0, units);
         }
         if !self.fits(span) || signaled && self.cqes - self.cq_head >= 1 << self.geometry.cq_log {
             return None;

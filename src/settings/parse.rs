@@ -131,6 +131,16 @@ impl Value for AutoOr<usize> {
     }
 }
 
+impl Value for AutoOr<u64> {
+    fn text(&self, unit: &str) -> String {
+        match self {
+            AutoOr::Auto => "auto".into(),
+            AutoOr::None => "none".into(),
+            AutoOr::Is(n) => n.text(unit),
+        }
+    }
+}
+
 impl Value for AutoOr<(u16, u16)> {
     fn text(&self, _unit: &str) -> String {
         match self {
@@ -229,6 +239,15 @@ pub(super) fn auto_or_none(s: &str) -> Option<AutoOr<usize>> {
 
 pub(super) fn auto_or_number(min: usize, max: usize) -> impl Fn(&str) -> Option<AutoOr<usize>> {
     move |s| if s == "auto" { Some(AutoOr::Auto) } else { number(min, max)(s).map(AutoOr::Is) }
+}
+
+/// `auto`, `none`, or a size of memory of at least so many bytes.
+pub(super) fn auto_or_size(least: u64) -> impl Fn(&str) -> Option<AutoOr<u64>> {
+    move |s| match s {
+        "auto" => Some(AutoOr::Auto),
+        "none" => Some(AutoOr::None),
+        s => size(least)(s).map(AutoOr::Is),
+    }
 }
 
 /// Ports from the first to the last, both included.

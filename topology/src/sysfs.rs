@@ -45,6 +45,12 @@ impl Sysfs {
         self
     }
 
+    /// Bytes of the last-level caches of all processors together: those of the highest level. `None` if the kernel does not
+    /// tell of any.
+    pub fn last_level_cache(&self) -> Option<u64> {
+        host::last_level_cache(&mut Files::new(&self.sys))
+    }
+
     /// Reads the topology. Failures become its notes; an empty folder gives an empty topology.
     pub fn read(&self) -> Topology {
         let mut sys = Files::new(&self.sys);

@@ -7,7 +7,7 @@ use std::fs;
 use common::*;
 use pushgate_topology::{
     AcsOnWay, Costs, Distance, Evidence, Far, Gpu, Hop, LinkState, Method, Mig, NvLink, NvLinkEnd, Pair,
-    Peer, Role, Topology, advise, draw,
+    Peer, Role, Sysfs, Topology, advise, draw,
 };
 
 const RP: &str = "pci0000:15/0000:15:01.0";
@@ -31,6 +31,30 @@ fn only_pair(t: &Topology) -> Pair {
     let mut pairs = t.pairs();
     assert_eq!(pairs.len(), 1);
     pairs.remove(0)
+}
+
+#[test]
+fn the_last_level_cache_is_the_sum_of_the_caches_of_the_highest_level() {
+    let host = Host::server(1);
+    let read = || Sysfs::new(host.at("sys")).last_level_cache();
+    assert_eq!(read(), None, "the kernel tells of no cache");
+    let cache = |cpu: u32, index: u32, level: &str, size: &str, shared: &str| {
+        let folder = format!("sys/devices/system/cpu/cpu{cpu}/cache/index{index}");
+        for (name, value) in [("level", level), ("size", size), ("shared_cpu_list", shared)] {
+            host.file(&format!("{folder}/{name}"), format!("{value}\n"));
+        }
+    };
+    // Two processors of two cores: each has a cache for both of its cores.
+    for cpu in 0..4 {
+        cache(cpu, 2, "2", "2048K", &cpu.to_string());
+        cache(cpu, 3, "3", "307200K", if cpu < 2 { "0-1" } else { "2-3" });
+    }
+    assert_eq!(read(), Some(2 * 300 << 20));
+    // What is no number is left out.
+    cache(2, 3, "3", "many", "2-3");
+    assert_eq!(read(), Some(2 * 300 << 20), "another core tells of the same cache");
+    cache(3, 3, "third", "307200K", "2-3");
+    assert_eq!(read(), Some(300 << 20));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use super::tables::{R, call, hot};
 use crate::log::{self, Logger};
-use crate::tuning::Protocols;
+use crate::tuning::{Collective, Protocols};
 use crate::{calls, path, plugin, tuning};
 
 /// The protocol `NCCL_PROTO_LL`.
@@ -135,7 +135,7 @@ unsafe extern "C" fn init_v5(
 
 unsafe extern "C" fn info(
     context: *mut c_void,
-    _function: c_int,
+    function: c_int,
     bytes: usize,
     _operations: c_int,
     costs: *mut f32,
@@ -147,25 +147,39 @@ unsafe extern "C" fn info(
     hot("tuner getCollInfo", || {
         let (algorithms, protocols) = (algorithms.max(0) as usize, protocols.max(0) as usize);
         let Some(known) = Known::of_word(context.addr()) else { return Ok(()) };
-        let choice = tuning::choose(bytes, known.ranks);
+        let choice = tuning::choose(collective(function), bytes, known.ranks);
         let costs = match costs.is_null() {
             true => &mut [],
             // SAFETY: NCCL's table of algorithms by protocols, which is ours until the call returns.
             false => unsafe { std::slice::from_raw_parts_mut(costs, algorithms * protocols) },
         };
-        if choice.protocols != Protocols::All {
-            shun_ll(costs, protocols);
-            if choice.protocols == Protocols::Ll128 && known.ll128 && !pinned() {
-                take_ll128(costs, protocols);
+        let free = !pinned();
+        match choice.protocols {
+            Protocols::All => {}
+            Protocols::RingLl if free && known.ll_on_host => take_on_ring(costs, protocols, LL),
+            Protocols::RingLl => {}
+            Protocols::Ll128 if free && known.ll128 => {
+                shun_ll(costs, protocols);
+                take_on_ring(costs, protocols, LL128);
             }
+            Protocols::Ll128 | Protocols::WithoutLl => shun_ll(costs, protocols),
         }
-        calls::answered(known.ll_on_host && !pinned() && takes_ll(costs, protocols));
+        calls::answered(known.ll_on_host && free && takes_ll(costs, protocols));
         if choice.channels > 0 && !channels.is_null() {
             // SAFETY: NCCL gives a place that can be written.
             unsafe { *channels = choice.channels };
         }
         Ok(())
     })
+}
+
+/// The collective that NCCL names by its number, `ncclFunc_t`.
+fn collective(function: c_int) -> Collective {
+    match function {
+        2 | 3 => Collective::Gathered,
+        4 => Collective::AllReduce,
+        _ => Collective::Other,
+    }
 }
 
 /// Makes the low-latency protocol the last choice in a table of costs.
@@ -175,15 +189,15 @@ fn shun_ll(costs: &mut [f32], protocols: usize) {
     ll.filter(|(_, cost)| **cost >= 0.0).for_each(|(_, cost)| *cost = DEAR);
 }
 
-/// Makes LL128 on the ring the first choice in a table of costs, if the ring is there for the collective.
+/// Makes a protocol on the ring the first choice in a table of costs, if the ring is there for the collective.
 ///
 /// NCCL marks LL128 as out, because it is told no place of the device on PCIe (`props.rs`); NCCL 2.31 and later then take no
 /// protocol that is marked, whatever it costs. On the ring NCCL has kernels of every
 /// protocol for each collective that has a ring; other algorithms have none of LL128 in part, so they stay as they are.
-fn take_ll128(costs: &mut [f32], protocols: usize) {
+fn take_on_ring(costs: &mut [f32], protocols: usize, protocol: usize) {
     let Some(ring) = costs.chunks_exact_mut(protocols.max(1)).nth(RING) else { return };
     let there = ring.iter().any(|cost| *cost >= 0.0);
-    if let (true, Some(cost)) = (there, ring.get_mut(LL128)) {
+    if let (true, Some(cost)) = (there, ring.get_mut(protocol)) {
         *cost = 0.0;
     }
 }
@@ -276,16 +290,16 @@ mod tests {
     fn ll128_is_the_first_choice_on_the_ring_alone_and_only_where_the_ring_is_there() {
         // Tree, ring, another: LL, LL128, Simple.
         let mut costs = [1.0, -1.0, 3.0, 4.0, -1.0, 5.0, -1.0, -1.0, 2.0];
-        take_ll128(&mut costs, 3);
+        take_on_ring(&mut costs, 3, LL128);
         assert_eq!(costs, [1.0, -1.0, 3.0, 4.0, 0.0, 5.0, -1.0, -1.0, 2.0]);
         let mut without = [1.0, -1.0, 3.0, -1.0, -1.0, -1.0];
-        take_ll128(&mut without, 3);
+        take_on_ring(&mut without, 3, LL128);
         assert_eq!(without, [1.0, -1.0, 3.0, -1.0, -1.0, -1.0]);
         // Tables of no or other shapes are left alone.
-        take_ll128(&mut [], 3);
-        take_ll128(&mut [], 0);
+        take_on_ring(&mut [], 3, LL128);
+        take_on_ring(&mut [], 0, LL128);
         let mut narrow = [1.0, 2.0];
-        take_ll128(&mut narrow, 1);
+        take_on_ring(&mut narrow, 1, LL128);
         assert_eq!(narrow, [1.0, 2.0]);
     }
 }

@@ -270,6 +270,14 @@ impl Program {
         }
     }
 
+    /// How many units of the window are used from `slot` on: all of them half of the time, else any number, which stays the
+    /// same for 32 slots.
+    fn usable(&self, slot: u64) -> u64 {
+        let any = mix(self.seed ^ (slot >> 5) ^ 0x75);
+        let ring = 1 << self.facts.plan.geometry.window_log;
+        if any & 1 == 0 { ring } else { 1 + (any >> 1) % ring }
+    }
+
     fn post(&mut self, out: &mut Flow) -> Result<Did, Violation> {
         if self.left == 0 || self.partial.len() == PARTIAL {
             return Ok(Did::Nothing);
@@ -292,13 +300,15 @@ impl Program {
         }
         let units = if draft.way == Way::Window { (draft.length as u64).div_ceil(UNIT as u64) } else { 0 };
         let before = self.producer.slots();
-        let Some(reservation) = self.producer.reserve(units, draft.signaled) else {
-            self.next = Some(draft);
-            if self.producer.slots() == before {
-                return Ok(Did::Nothing);
-            }
+        self.producer.use_window(self.usable(before));
+        let reservation = self.producer.reserve(units, draft.signaled);
+        let padded = self.producer.slots() > before + reservation.is_some() as u64;
+        if padded {
             out.padded()?;
-            return Ok(Did::Padded);
+        }
+        let Some(reservation) = reservation else {
+            self.next = Some(draft);
+            return Ok(if padded { Did::Padded } else { Did::Nothing });
         };
         let number = out.messages.len() as u32;
         let wr_id = mix(number as u64 ^ self.seed << 7) as u32;

@@ -1,5 +1,7 @@
 //! Reads the processor, the NUMA nodes, and the signs of a virtual machine.
 
+use std::collections::BTreeMap;
+
 use super::files::Files;
 use crate::machine::{CpuKind, Node};
 use crate::tree::Topology;
@@ -14,6 +16,38 @@ pub(super) fn read(sys: &mut Files, proc: &mut Files, topology: &mut Topology) {
     machine.cpu = machine.cpu_model.as_deref().map_or(CpuKind::Unknown, CpuKind::of);
     machine.nodes = nodes(sys);
     machine.nvidia_driver = proc.text("driver/nvidia/version").and_then(|t| version(&t));
+}
+
+/// Bytes of the caches of the highest level. Each is counted once, by the processors that share it.
+pub(super) fn last_level_cache(sys: &mut Files) -> Option<u64> {
+    let mut last: (u32, BTreeMap<String, u64>) = (0, BTreeMap::new());
+    for cpu in sys.list("devices/system/cpu") {
+        let is_cpu =
+            cpu.strip_prefix("cpu").is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()));
+        if !is_cpu {
+            continue;
+        }
+        let caches = format!("devices/system/cpu/{cpu}/cache");
+        for index in sys.list(&caches).into_iter().filter(|name| name.starts_with("index")) {
+            let at = format!("{caches}/{index}");
+            let level = sys.parsed(&format!("{at}/level"), "cache level", |t| t.parse::<u32>().ok());
+            let size = sys.parsed(&format!("{at}/size"), "cache size", |t| {
+                t.strip_suffix('K')
+                    .and_then(|kib| kib.parse::<u64>().ok())
+                    .and_then(|kib| kib.checked_mul(1024))
+            });
+            let (Some(level), Some(size)) = (level, size) else { continue };
+            // A processor that does not say with whom it shares a cache has the cache alone.
+            let shared = sys.word(&format!("{at}/shared_cpu_list")).unwrap_or_else(|| cpu.clone());
+            if level > last.0 {
+                last = (level, BTreeMap::new());
+            }
+            if level == last.0 {
+                last.1.insert(shared, size);
+            }
+        }
+    }
+    Some(last.1.into_values().fold(0, u64::saturating_add)).filter(|bytes| *bytes > 0)
 }
 
 /// Whether the processor has the flag `hypervisor`, and the type that Xen reports.
