@@ -88,6 +88,9 @@ fn a_probe_measures_and_keeps_its_findings() {
     for way in [Transfer::Push, Transfer::Bounce, Transfer::Pull] {
         assert!(found.line("cpu", "cpu", way).is_some(), "{way}");
     }
+    let both: Vec<(u32, u64)> = found.both.iter().map(|b| (b.devices, b.bytes)).collect();
+    assert_eq!(both, [(1, 1 << 20), (1, 4 << 20)]);
+    assert!(out.contains("both ways at once, 1 device, GB/s each way: 1 MiB "), "{out}");
     // A file named by the variable, which is not a setting.
     let named = folder.0.join("named.toml");
     let output = probe(&folder, &[]).env("PUSHGATE_PROBE_FILE", &named).output().unwrap();

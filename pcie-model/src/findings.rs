@@ -27,6 +27,12 @@ const MOST_BYTES: u64 = 4 << 20;
 /// The most writers at once, and so the most figures of them: each is compared with each.
 const MOST_WRITERS: usize = 256;
 
+/// The most figures of devices that store and load at once.
+const MOST_BOTH: usize = 256;
+
+/// The part of the best rate that counts as reaching it.
+const NEARLY_BEST: f64 = 0.95;
+
 /// Why a file of findings can't be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -79,6 +85,10 @@ pub struct Findings {
     /// Several devices writing to host memory at once.
     #[serde(default)]
     pub writers: Vec<Writers>,
+    /// Several devices that store to and load from host memory at once, in order of devices, then of
+    /// bytes. Empty in files of probes that did not measure it.
+    #[serde(default)]
+    pub both: Vec<Both>,
 }
 
 /// Findings of one device.
@@ -228,6 +238,20 @@ pub struct Writers {
     pub rate: f64,
 }
 
+/// The rate of devices each of which stores to host memory and loads, at the same time, what the
+/// next device stores.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Both {
+    /// How many devices.
+    pub devices: u32,
+    /// Bytes of host memory under way in all: the devices store to all of it, each to its own
+    /// part, over and over.
+    pub bytes: u64,
+    /// Gigabytes a second of each device, each way.
+    pub rate: f64,
+}
+
 /// The writers that get less than half of what the best smaller number of writers gets: their
 /// posted writes obstruct each other. Such hosts are known (8 GPUs behind one switch: 2.7 of 37
 /// GB/s), and only a reading shows them.
@@ -244,6 +268,25 @@ impl Findings {
     /// A device by its PCI address.
     pub fn device(&self, pci: &str) -> Option<&Device> {
         self.devices.iter().find(|d| d.pci == pci)
+    }
+
+    /// The most bytes of host memory that `devices` devices may have under way in all, so that each
+    /// one still gets nearly its best rate (95 %) when it stores and loads at once.
+    ///
+    /// `Some` is the largest number of bytes measured that did, where a larger number did not.
+    /// `None`: no bound is known to be needed, because nothing was measured, or because the largest
+    /// number of bytes measured did too. A lower rate at fewer bytes is no bound: short messages and
+    /// other work on the host cause that.
+    ///
+    /// If that many devices were not measured, the figures of the next greater number count, or
+    /// those of the greatest if there is none.
+    pub fn under_way(&self, devices: u32) -> Option<u64> {
+        let counts = || self.both.iter().map(|b| b.devices);
+        let taken = counts().filter(|n| *n >= devices).min().or_else(|| counts().max())?;
+        let row = || self.both.iter().filter(|b| b.devices == taken);
+        let best = row().map(|b| b.rate).fold(0.0, f64::max);
+        let most = row().filter(|b| b.rate >= NEARLY_BEST * best).map(|b| b.bytes).max()?;
+        row().any(|b| b.bytes > most).then_some(most)
     }
 
     /// The model's parameters for a device: what the readings tell, and `others` for the rest.
@@ -459,7 +502,20 @@ impl Findings {
             }
             lines(&pair.lines)?;
         }
-        writers(&self.writers)
+        writers(&self.writers)?;
+        if self.both.len() > MOST_BOTH {
+            return Err(format!(
+                "has {} figures of both ways at once, more than {MOST_BOTH}",
+                self.both.len()
+            ));
+        }
+        if self.both.iter().any(|b| b.devices == 0 || b.bytes == 0) {
+            return Err("has a figure of both ways at once of 0 devices or 0 bytes".to_owned());
+        }
+        if !self.both.is_sorted_by(|a, b| (a.devices, a.bytes) < (b.devices, b.bytes)) {
+            return Err("has figures of both ways at once that are not in order".to_owned());
+        }
+        self.both.iter().try_for_each(|b| sane("a rate of both ways at once", b.rate))
     }
 }
 
@@ -500,7 +556,12 @@ pub(crate) mod tests {
                 lines: vec![line(Transfer::Push, 4.0, 49.0), line(Transfer::Bounce, 12.0, 53.0)],
             }],
             writers: vec![],
+            both: vec![],
         }
+    }
+
+    fn both(devices: u32, bytes: u64, rate: f64) -> Both {
+        Both { devices, bytes, rate }
     }
 
     struct Folder(PathBuf);
@@ -523,7 +584,8 @@ pub(crate) mod tests {
     fn what_is_written_is_read() {
         let folder = Folder::new("round");
         let path = folder.0.join("new/folder/probe.toml");
-        let findings = example();
+        let mut findings = example();
+        findings.both = vec![both(1, 4 << 20, 41.5), both(1, 8 << 20, 42.0), both(2, 4 << 20, 38.0)];
         findings.save(&path).unwrap();
         findings.save(&path).unwrap();
         assert_eq!(Findings::load(&path).unwrap(), findings);
@@ -542,6 +604,14 @@ pub(crate) mod tests {
         std::os::unix::fs::symlink("/dev/null", &link).unwrap();
         assert!(findings.save(&link).unwrap_err().to_string().contains("no file"));
         assert!(link.is_symlink());
+    }
+
+    #[test]
+    fn a_file_from_before_both_ways_were_measured_is_read() {
+        let text = toml::to_string(&example()).unwrap();
+        assert!(text.contains("both = []\n"), "{text}");
+        let before = text.replace("both = []\n", "");
+        assert_eq!(Findings::parse(&before).unwrap(), example());
     }
 
     #[test]
@@ -576,6 +646,13 @@ pub(crate) mod tests {
             (with(|f| f.pairs.push(f.pairs[0].clone())), "\"0000:02:00.0\" twice"),
             (with(|f| f.pairs[0].lines[1].way = Transfer::Push), "push twice"),
             (with(|f| f.writers = vec![Writers { n: 1, rate: 1.0 }; 257]), "257 figures"),
+            (with(|f| f.both = (1..258).map(|n| both(1, n, 1.0)).collect()), "257 figures"),
+            (with(|f| f.both = vec![both(2, 4, 1.0), both(1, 4, 1.0)]), "not in order"),
+            (with(|f| f.both = vec![both(2, 4, 1.0), both(2, 4, 1.0)]), "not in order"),
+            (with(|f| f.both = vec![both(0, 4, 1.0)]), "0 devices"),
+            (with(|f| f.both = vec![both(1, 0, 1.0)]), "0 bytes"),
+            (with(|f| f.both = vec![both(1, 4, f64::INFINITY)]), "both ways at once = inf"),
+            (with(|f| f.both = vec![both(1, 4, 0.0)]), "both ways at once = 0"),
             (with(|f| f.devices[0].lines[0].worst = f64::NAN), "worst = NaN"),
             (good[..good.len() / 2].to_owned(), "no file of findings"),
             (format!("{good}\n[surprise]\n"), "surprise"),
@@ -655,5 +732,38 @@ pub(crate) mod tests {
         assert_eq!(collapses(&[w(1, 37.0), w(2, 2.7)]), Some(w(2, 2.7)));
         assert_eq!(collapses(&[w(1, 37.0), w(2, 70.0), w(4, 30.0)]), Some(w(4, 30.0)));
         assert_eq!(collapses(&[]), None);
+    }
+
+    #[test]
+    fn what_may_be_under_way_is_the_most_that_costs_nothing() {
+        let of = |rows: &[(u32, &[f64])]| {
+            let row = |&(devices, rates): &(u32, &[f64])| -> Vec<Both> {
+                rates.iter().zip(22..).map(|(rate, i)| both(devices, 1 << i, *rate)).collect()
+            };
+            Findings { both: rows.iter().flat_map(row).collect(), ..example() }
+        };
+        // 4 to 128 MiB under way, as on a host with four GPUs: two lose nothing up to 128 MiB, and
+        // of four the writes no longer fit into their part of the last-level cache from 64 MiB on.
+        let host = of(&[
+            (1, &[40.0, 41.0, 41.5, 41.0, 41.0]),
+            (2, &[36.0, 38.0, 39.0, 39.0, 38.5, 38.5]),
+            (4, &[30.2, 36.0, 38.0, 38.0, 30.0, 27.0]),
+        ]);
+        host.check().unwrap();
+        assert_eq!(host.under_way(4), Some(32 << 20));
+        // Neither of these rows has a bound.
+        assert_eq!((host.under_way(1), host.under_way(2)), (None, None));
+        // Three are taken for four, and so are eight.
+        assert_eq!((host.under_way(3), host.under_way(8)), (Some(32 << 20), Some(32 << 20)));
+        assert_eq!(host.under_way(0), None);
+
+        // The best rate counts wherever it is; 95 % of it is enough, and less is not.
+        assert_eq!(of(&[(2, &[40.0, 38.0, 37.9])]).under_way(2), Some(8 << 20));
+        assert_eq!(of(&[(2, &[40.0, 37.9, 37.9])]).under_way(2), Some(4 << 20));
+        assert_eq!(of(&[(2, &[37.9, 40.0, 38.0])]).under_way(2), None);
+        // A dip before is no bound.
+        assert_eq!(of(&[(2, &[40.0, 20.0, 40.0, 20.0])]).under_way(2), Some(16 << 20));
+        assert_eq!(of(&[(2, &[40.0])]).under_way(2), None);
+        assert_eq!(of(&[]).under_way(2), None);
     }
 }

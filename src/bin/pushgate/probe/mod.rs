@@ -1,6 +1,7 @@
 //! `pushgate probe`: what this host does, in numbers, and the choice of path by them.
 //! docs/probe.md says what is measured and how.
 
+mod both;
 mod check;
 mod pairs;
 mod rig;
@@ -154,7 +155,9 @@ fn executors(device: DeviceChoice, force: bool) -> Result<Vec<Arc<dyn Executor>>
 
 fn measure(rig: &Rig, topology: String, quiet: bool) -> Result<Findings> {
     let pairs = pairs::all(rig);
-    let steps = (0..rig.units.len()).map(|u| single::steps(rig, u)).sum::<u64>() + pairs.len() as u64 + 1;
+    let counts = both::counts(rig);
+    let alone = (0..rig.units.len()).map(|u| single::steps(rig, u)).sum::<u64>();
+    let steps = alone + pairs.len() as u64 + 1 + counts.len() as u64;
     let bar = Bar::new(steps, quiet)?;
     let devices = (0..rig.units.len())
         .map(|unit| single::device(rig, unit, &bar).with_context(|| rig.units[unit].pci.clone()))
@@ -164,6 +167,8 @@ fn measure(rig: &Rig, topology: String, quiet: bool) -> Result<Findings> {
         .map(|(a, b)| bar.step(|| pairs::pair(rig, a, b, &bar)))
         .collect::<Result<Vec<_>>>()?;
     let writers = bar.step(|| pairs::writers(rig))?;
+    let both =
+        counts.into_iter().map(|n| bar.step(|| both::both(rig, n, &bar))).collect::<Result<Vec<_>>>()?;
     // Bounce is no transfer of its own, and its memcpy knows several caches.
     let lines = devices.iter().flat_map(|d| &d.lines).filter(|l| l.way != Transfer::Bounce);
     let worst_error = lines.map(|l| l.worst).fold(0.0, f64::max);
@@ -182,6 +187,7 @@ fn measure(rig: &Rig, topology: String, quiet: bool) -> Result<Findings> {
         devices,
         pairs,
         writers,
+        both: both.concat(),
     })
 }
 
@@ -251,6 +257,11 @@ fn summary(found: &Findings) -> Result<()> {
     if !found.writers.is_empty() {
         let writers: Vec<String> = found.writers.iter().map(|w| format!("{} {:.1}", w.n, w.rate)).collect();
         outln!("\ndevices writing to host memory at once, GB/s: {}", writers.join(", "))?;
+    }
+    for row in found.both.chunk_by(|a, b| a.devices == b.devices) {
+        let (n, s) = (row[0].devices, if row[0].devices == 1 { "" } else { "s" });
+        let rates: Vec<String> = row.iter().map(|b| format!("{} {:.1}", size(b.bytes), b.rate)).collect();
+        outln!("\nboth ways at once, {n} device{s}, GB/s each way: {}", rates.join(", "))?;
     }
     for writers in std::iter::once(&found.writers).chain(found.devices.iter().map(|d| &d.writers)) {
         if let Some(w) = collapses(writers) {

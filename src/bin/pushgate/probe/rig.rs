@@ -80,6 +80,8 @@ pub struct Scale {
     pub limit: Duration,
     /// Rounds of a ping-pong's batch.
     pub rounds: u64,
+    /// Bytes under way in all, for devices that store and load at once.
+    pub totals: &'static [u64],
 }
 
 impl Scale {
@@ -93,6 +95,7 @@ impl Scale {
                 time: Duration::from_millis(6),
                 limit: Duration::from_secs(3),
                 rounds: 1000,
+                totals: &[4 << 20, 8 << 20, 16 << 20, 32 << 20, 64 << 20, 128 << 20],
             },
             None => Self {
                 most: 4 << 20,
@@ -104,6 +107,7 @@ impl Scale {
                 // cost a turn of every one of them.
                 limit: Duration::from_secs(30),
                 rounds: 50,
+                totals: &[1 << 20, 4 << 20],
             },
         }
     }

@@ -1,7 +1,7 @@
 //! What a probe measured, as tables, beside the model and the links' ceilings.
 
 use pushgate_pcie_model::choose::{Between, choose};
-use pushgate_pcie_model::findings::{Device, Findings, Line, Rate, Transfer, Writers, collapses};
+use pushgate_pcie_model::findings::{Both, Device, Findings, Line, Rate, Transfer, Writers, collapses};
 use pushgate_pcie_model::plot::bytes as size;
 use pushgate_pcie_model::transfers::{bulk_store, flag_round_trip, sm_load, sm_store};
 use pushgate_pcie_model::{Link, Parameters, Way};
@@ -258,6 +258,35 @@ fn writers(body: &mut Body, caption: &str, all: &[(&str, &[Writers])]) {
     }
 }
 
+/// A column for each number of devices, a row for each number of bytes under way.
+fn both(body: &mut Body, all: &[Both]) {
+    if all.is_empty() {
+        return;
+    }
+    let mut counts: Vec<u32> = all.iter().map(|b| b.devices).collect();
+    let mut totals: Vec<u64> = all.iter().map(|b| b.bytes).collect();
+    counts.sort_unstable();
+    counts.dedup();
+    totals.sort_unstable();
+    totals.dedup();
+    // A probe takes three at most, and six numbers of bytes.
+    counts.truncate(MOST_ENDS);
+    let row = |bytes: &u64| {
+        let of = |n: &u32| all.iter().find(|b| b.devices == *n && b.bytes == *bytes);
+        let cells = counts.iter().map(|n| of(n).map_or("-".into(), |b| number(b.rate)));
+        std::iter::once(Cell::from(size(*bytes as f64))).chain(cells).collect()
+    };
+    let rows: Vec<Vec<Cell>> = totals.iter().take(MOST_SIZES).map(row).collect();
+    let mut head = vec!["under way in all".to_owned()];
+    head.extend(counts.iter().map(|n| format!("{n} device{}", if *n == 1 { "" } else { "s" })));
+    let head: Vec<&str> = head.iter().map(String::as_str).collect();
+    body.table(
+        "Devices storing to and loading from host memory at once, GB/s of each device, each way",
+        &head,
+        &rows,
+    );
+}
+
 /// Sizes for which the choice is shown.
 const CHOSEN: [u64; 3] = [4 << 10, 512 << 10, 16 << 20];
 
@@ -335,4 +364,5 @@ pub fn pairs(body: &mut Body, f: &Findings, label: &dyn Fn(&str) -> String) {
         "Devices storing to host memory at once, all together, GB/s",
         &[("all devices", &f.writers)],
     );
+    both(body, &f.both);
 }

@@ -2,7 +2,7 @@
 
 use pushgate::settings::PluginSettings;
 use pushgate_doctor as doctor;
-use pushgate_pcie_model::findings::{Device, FORMAT, Findings, Line, Pair, Rate, Transfer, Writers};
+use pushgate_pcie_model::findings::{Both, Device, FORMAT, Findings, Line, Pair, Rate, Transfer, Writers};
 use pushgate_topology::{LinkState, Topology};
 use roxmltree::{Document, Node, ParsingOptions};
 
@@ -92,6 +92,9 @@ fn findings() -> Findings {
         devices: GPUS.iter().enumerate().map(device).collect(),
         pairs,
         writers: vec![Writers { n: 1, rate: 52.0 }, Writers { n: 4, rate: 190.0 }],
+        both: [(1, 64, 41.5), (4, 32, 38.2), (4, 64, 30.1)]
+            .map(|(devices, mib, rate)| Both { devices, bytes: mib << 20, rate })
+            .into(),
     }
 }
 
@@ -221,6 +224,9 @@ fn a_whole_page_has_every_section_and_figure() {
     assert!(gbs[0] > gbs[1] && gbs[1] > gbs[2] && (50.0..52.0).contains(&gbs[0]), "{matrix:?}");
     let records = table(&p, "64-byte record");
     assert_eq!(records[1][2..], ["1.70", "1.80", "1.90"]);
+    let both = table(&p, "Devices storing to and loading from host memory at once");
+    assert_eq!(both[0], ["under way in all", "1 device", "4 devices"]);
+    assert_eq!(both[1..], [["32 MiB", "-", "38.2"], ["64 MiB", "41.5", "30.1"]]);
     assert!(page.contains("style=\"background:#"));
     // A failure comes first.
     let checks = table(&p, "What the doctor found");
