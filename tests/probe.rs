@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use pushgate::settings::PluginSettings;
 use pushgate_pcie_model::findings::{Device, Findings, Transfer};
+use pushgate_topology::Sysfs;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// The limit of one run on a busy machine, where a single kernel may take half a minute; normally a
@@ -73,6 +74,8 @@ fn a_probe_measures_and_keeps_its_findings() {
     let found = Findings::load(&files[0]).unwrap();
     assert!(files[0].ends_with(format!("probe-{}.toml", found.topology)));
     assert_eq!((found.executor.as_str(), found.devices.len(), found.pairs.len()), ("cpu", 1, 1));
+    let asked_for = Sysfs::host().read().fingerprint("cpu");
+    assert_eq!(found.topology, asked_for, "`pushgate topo` and the NCCL plugin look for this name");
     assert_eq!(Findings::kept_at(&files[0], &found.topology).unwrap().as_ref(), Some(&found));
     let device = &found.devices[0];
     for way in [Transfer::Push, Transfer::Read, Transfer::CopyOut, Transfer::CopyIn, Transfer::Bounce] {

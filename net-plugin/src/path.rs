@@ -8,7 +8,7 @@ use pushgate_driver_shim::abi;
 use pushgate_gpu_kernels::DeviceChoice;
 use pushgate_pcie_model::findings::Findings;
 use pushgate_proxy::link::verbs::Device;
-use pushgate_topology::{Address, Sysfs};
+use pushgate_topology::{Address, Sysfs, Topology};
 
 use crate::error::{Code, Failure, Result};
 use crate::gpu::{self, Gpu};
@@ -104,13 +104,18 @@ fn beside_failed(index: u32, told: Landing, why: &str) -> Failure {
 fn way(gpu: &Gpu, device: &Device) -> Way {
     let Some(at) = gpu.pci().and_then(|at| at.parse::<Address>().ok()) else { return Way::of(None, None) };
     let topology = Sysfs::host().read();
-    let findings = Findings::kept(&topology.fingerprint("cuda")).unwrap_or_else(|e| {
-        tracing::warn!("{e}");
-        None
-    });
+    let findings = findings(&topology);
     let pairs = topology.pairs();
     let pair = pairs.iter().find(|pair| pair.gpu == at && pair.name == device.name());
     Way::of(pair, findings.as_ref())
+}
+
+/// What a probe of this host found, if one has run.
+pub fn findings(topology: &Topology) -> Option<Findings> {
+    Findings::kept(&topology.fingerprint("cuda")).unwrap_or_else(|e| {
+        tracing::warn!("{e}");
+        None
+    })
 }
 
 /// What is done with GPU memory, and why.

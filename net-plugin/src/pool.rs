@@ -18,12 +18,6 @@ impl<T> Pool<T> {
         Pool { slots: (0..n).map(|_| None).collect(), free: (0..n).rev().collect() }
     }
 
-    /// Whether no request is under way.
-    #[inline]
-    pub fn is_empty(&self) -> bool {
-        self.free.len() == REQUESTS
-    }
-
     /// A free place, if there is one.
     #[inline]
     pub fn free(&self) -> Option<u32> {

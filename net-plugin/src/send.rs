@@ -27,9 +27,10 @@ struct Sent {
     last: Option<(u64, u64)>,
 }
 
-/// Units of the window that a message of `bytes` takes.
-fn units(bytes: usize) -> u64 {
-    bytes.div_ceil(abi::PUSHGATE_UNIT as usize) as u64
+/// Units of the window that are used for a message of `bytes`: the connection's share, but at least two such messages, so
+/// that one can be pushed while the other is pulled.
+fn window(share: &Share, bytes: usize) -> u64 {
+    share.units().max(2 * bytes.div_ceil(abi::PUSHGATE_UNIT as usize) as u64)
 }
 
 /// Whether messages may go out of registered regions. A peer tells only once it has tried, so the
@@ -133,6 +134,16 @@ impl Sender {
         self.pushes.advance(end.lane.gpu.as_deref(), &end.pushes, &mut self.producer);
     }
 
+    /// The most bytes that go through the window at once. What the GPU pushes goes in slices where the connection's share
+    /// has no room for two such messages, if the slices are shorter.
+    fn whole(&self, mr: Option<&Mr>) -> usize {
+        if !mr.is_some_and(|mr| mr.cuda) {
+            return self.whole;
+        }
+        let share = self.share.units().saturating_mul(abi::PUSHGATE_UNIT.into());
+        self.whole.min(usize::try_from(share / 2).unwrap_or(usize::MAX).max(large::GPU_SLICE))
+    }
+
     /// Sends a message ([`crate::comm::Comm::send`]).
     ///
     /// # Safety
@@ -154,7 +165,7 @@ impl Sender {
         let ways = path::Ways {
             regions: self.regions == Regions::Known(true),
             in_record: self.in_record,
-            whole: self.whole,
+            whole: self.whole(mr),
             longest: self.longest,
         };
         let path = path::choose(data as usize, size, mr, ways)?;
@@ -189,7 +200,7 @@ impl Sender {
             }
         };
         if record.in_window() {
-            self.producer.use_window(self.share.begin(units(size)));
+            self.producer.use_window(window(&self.share, size));
         }
         let slot = match path {
             // SAFETY: the caller's promise.
@@ -206,6 +217,9 @@ impl Sender {
             _ => unsafe { self.producer.post_raw(record, data, size) },
         };
         let Some(slot) = slot else { return Ok(None) };
+        if record.in_window() {
+            self.share.sent();
+        }
         self.receives.take(tag);
         self.pool.fill(Sent { size, last: Some((slot, self.messages)) });
         self.messages += 1;
@@ -229,8 +243,9 @@ impl Sender {
 
     fn advance_large(&mut self, end: &CommEnd) -> Result<()> {
         let Some(large) = self.large.as_mut().filter(|large| !large.stopped) else { return Ok(()) };
-        if !matches!(large.slices, Slices::Region { .. }) {
-            self.producer.use_window(self.share.begin(units(large.slice)));
+        let windowed = !matches!(large.slices, Slices::Region { .. });
+        if windowed {
+            self.producer.use_window(window(&self.share, large.slice));
         }
         if let Some(r) = self.producer.try_recv() {
             self.producer.release(1);
@@ -245,9 +260,13 @@ impl Sender {
         }
         let before = self.sends;
         let (messages, sends) = (&mut self.messages, &mut self.sends);
+        let share = &mut self.share;
         let posted = |send: bool| {
             *messages += 1;
             *sends += send as u64;
+            if windowed {
+                share.sent();
+            }
         };
         let (pushes, pushed) = (&mut self.pushes, large.slices == Slices::Pushed);
         let slice = |producer: &mut Producer, record, data, size| match pushed {
@@ -281,9 +300,6 @@ impl Sender {
         {
             size(0, sent.size);
             self.pool.empty(request);
-            if self.pool.is_empty() {
-                self.share.end();
-            }
             if matches!(self.regions, Regions::Unknown(at) if self.messages >= at) {
                 self.ask(end)?;
             }

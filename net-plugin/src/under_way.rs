@@ -6,76 +6,131 @@
 //! not notice; four GPUs that send and receive at once lose a quarter of their speed (docs/benchmarks.md).
 //!
 //! So a connection keeps its payload among the first bytes of its window ([`Producer::use_window`]), as many as are its
-//! share. The share is computed when a message is sent, from how many connections send at that time.
+//! share. The share follows from how many connections send at the time.
 //!
 //! [`Producer::use_window`]: pushgate_proxy::producer::Producer::use_window
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use pushgate::Membership;
 use pushgate::settings::{AutoOr, PluginSettings};
 use pushgate_driver_shim::abi;
+use pushgate_pcie_model::findings::Findings;
 use pushgate_topology::Sysfs;
+
+use crate::path;
 
 const UNIT: u64 = abi::PUSHGATE_UNIT as u64;
 
 /// The part of the last-level cache that devices write into: one of so many. Two ways of sixteen.
 const PART: u64 = 8;
 
-/// The bound of a process, and which of its connections send.
+/// Messages of the process after which it is counted anew which connections send.
+const TURN: u16 = 256;
+
+/// How many connections send. A connection counts from a message on until a whole turn has passed without one, so that the
+/// share of a connection stays the same while others wait a moment for their receivers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Count {
+    /// The number of the turn.
+    turn: u16,
+    /// Messages in this turn.
+    messages: u16,
+    /// Connections that sent in the turn before.
+    before: u16,
+    /// Connections that have sent in this turn.
+    now: u16,
+}
+
+impl Count {
+    /// The count behind a message of a connection that was counted last in turn `counted`.
+    fn with_message(self, counted: Option<u16>) -> Count {
+        let mut count = match self.messages < TURN {
+            true => self,
+            false => Count { turn: self.turn.wrapping_add(1), messages: 0, before: self.now, now: 0 },
+        };
+        count.messages += 1;
+        if counted != Some(count.turn) {
+            count.now = count.now.saturating_add(1);
+        }
+        count
+    }
+
+    fn connections(self) -> u64 {
+        u64::from(self.before.max(self.now).max(1))
+    }
+
+    fn to_word(self) -> u64 {
+        [self.turn, self.messages, self.before, self.now]
+            .iter()
+            .fold(0, |word, part| word << 16 | u64::from(*part))
+    }
+
+    fn of_word(word: u64) -> Self {
+        let [turn, messages, before, now] = [48, 32, 16, 0].map(|shift| (word >> shift) as u16);
+        Count { turn, messages, before, now }
+    }
+}
+
+/// The bound of a process, and how many of its connections send.
 pub struct UnderWay {
     /// Units of 64 bytes in all windows of this process together; `None`: no bound.
     most: Option<u64>,
-    /// Connections that have payload in their windows. Nothing is read or written by way of this count, so its accesses are
-    /// relaxed: a connection that sees it late takes a share of a moment ago.
-    sending: AtomicU32,
+    /// A [`Count`]. Nothing else is read or written by way of it, so its accesses are relaxed: who sees it late takes the
+    /// share of a moment ago.
+    count: AtomicU64,
 }
 
 impl UnderWay {
     /// A process whose connections may have `most` bytes under way; `None`: as many as their windows have.
     pub fn new(most: Option<u64>) -> Arc<Self> {
-        Arc::new(UnderWay { most: most.map(|bytes| bytes / UNIT), sending: AtomicU32::new(0) })
+        Arc::new(UnderWay { most: most.map(|bytes| bytes / UNIT), count: AtomicU64::new(0) })
     }
 }
 
-/// Whether a connection sends, and what its share is then.
+/// The share of one connection.
 pub struct Share {
     of: Arc<UnderWay>,
-    counted: bool,
+    /// The turn in which the connection was counted last.
+    counted: Option<u16>,
 }
 
 impl Share {
-    /// The share of a connection that does not send yet.
+    /// The share of a connection that has not sent yet.
     pub fn new(of: Arc<UnderWay>) -> Self {
-        Share { of, counted: false }
+        Share { of, counted: None }
     }
 
-    /// The connection sends a message of `units` through its window. Returns how many units of its window it uses: its
-    /// share, but at least two messages of this length, so that one can be pushed while the other is pulled.
+    /// The units of its window that the connection uses now; `u64::MAX`: all of them.
     #[inline]
-    pub fn begin(&mut self, units: u64) -> u64 {
-        let Some(most) = self.of.most else { return u64::MAX };
-        if !self.counted {
-            self.counted = true;
-            self.of.sending.fetch_add(1, Ordering::Relaxed);
-        }
-        let sending = self.of.sending.load(Ordering::Relaxed);
-        (most / u64::from(sending.max(1))).max(2 * units)
+    pub fn units(&self) -> u64 {
+        let count = || Count::of_word(self.of.count.load(Ordering::Relaxed));
+        self.of.most.map_or(u64::MAX, |most| most / count().connections())
     }
 
-    /// The connection has nothing in its window any more.
+    /// The connection has sent a message through its window.
     #[inline]
-    pub fn end(&mut self) {
-        if std::mem::take(&mut self.counted) {
-            self.of.sending.fetch_sub(1, Ordering::Relaxed);
+    pub fn sent(&mut self) {
+        if self.of.most.is_none() {
+            return;
         }
-    }
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        self.end();
+        let mut word = self.of.count.load(Ordering::Relaxed);
+        loop {
+            let count = Count::of_word(word).with_message(self.counted);
+            match self.of.count.compare_exchange_weak(
+                word,
+                count.to_word(),
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => {
+                    self.counted = Some(count.turn);
+                    return;
+                }
+                Err(found) => word = found,
+            }
+        }
     }
 }
 
@@ -88,11 +143,37 @@ pub fn bound(settings: &PluginSettings) -> (Option<u64>, String) {
         AutoOr::None => (None, "no bound of what is under way in all windows, as net-under-way says".into()),
         AutoOr::Auto => {
             let told = Membership::of_process(&settings.common).ok().flatten().and_then(|m| m.local_size);
+            let topology = Sysfs::host().read();
             // Without a launcher's word each GPU has a rank.
-            let ranks = told.unwrap_or_else(|| Sysfs::host().read().gpus.len() as u32);
-            of_cache(Sysfs::host().last_level_cache(), ranks)
+            let ranks = told.unwrap_or(topology.gpus.len() as u32).max(1);
+            match path::findings(&topology).filter(|found| !found.both.is_empty()) {
+                Some(found) => of_probe(&found, ranks),
+                None => of_cache(Sysfs::host().last_level_cache(), ranks),
+            }
         }
     }
+}
+
+/// The bound where `ranks` ranks share what a probe of this host found to cost nothing.
+fn of_probe(found: &Findings, ranks: u32) -> (Option<u64>, String) {
+    match found.under_way(ranks) {
+        Some(all) => {
+            let most = all / u64::from(ranks);
+            (
+                Some(most),
+                format!(
+                    "{most} bytes under way in all windows: {all}, by the probe, shared by {}",
+                    of(ranks)
+                ),
+            )
+        }
+        None => (None, "no bound of what is under way in all windows: the probe found none".into()),
+    }
+}
+
+/// So many ranks, as words.
+fn of(ranks: u32) -> String {
+    format!("{ranks} rank{} of this host", if ranks == 1 { "" } else { "s" })
 }
 
 /// The bound where `ranks` ranks share a last-level cache of so many bytes.
@@ -101,12 +182,10 @@ fn of_cache(cache: Option<u64>, ranks: u32) -> (Option<u64>, String) {
         let why = "no bound of what is under way in all windows: the last-level cache's size is not known";
         return (None, why.into());
     };
-    let ranks = ranks.max(1);
     let most = cache / PART / u64::from(ranks);
+    let shared = of(ranks);
     let why = format!(
-        "{most} bytes under way in all windows: an eighth of the last-level cache of {cache} bytes, shared by {ranks} \
-         rank{} of this host",
-        if ranks == 1 { "" } else { "s" }
+        "{most} bytes under way in all windows: an eighth of the last-level cache of {cache} bytes, shared by {shared}"
     );
     (Some(most), why)
 }
@@ -116,28 +195,57 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connections_that_send_share_the_bound_and_give_their_share_back() {
+    fn connections_that_send_share_the_bound_until_a_turn_has_passed_without_a_message_of_theirs() {
         let all = UnderWay::new(Some(8 << 20));
         let mut shares: Vec<Share> = (0..4).map(|_| Share::new(all.clone())).collect();
-        let units = |bytes: u64| bytes / UNIT;
-        assert_eq!(shares[0].begin(1), units(8 << 20), "alone");
-        assert_eq!(shares[0].begin(1), units(8 << 20), "counted once");
-        for (others, share) in shares[1..].iter_mut().enumerate() {
-            assert_eq!(share.begin(1), units(8 << 20) / (others as u64 + 2));
+        let units = |parts: u64| (8 << 20) / UNIT / parts;
+        assert_eq!(shares[0].units(), units(1), "nobody has sent");
+        for at in 0..4 {
+            shares[at].sent();
+            shares[at].sent();
+            assert_eq!(shares[0].units(), units(at as u64 + 1), "counted once each");
         }
-        assert_eq!(shares[0].begin(1), units(2 << 20));
-        assert_eq!(shares[0].begin(units(3 << 20)), units(6 << 20), "two messages, whatever the share is");
-        shares[1].end();
-        shares[1].end();
-        shares.truncate(3);
-        assert_eq!(shares[0].begin(1), units(4 << 20), "one has ended, one is dropped");
+        // Two go on. The others count to the end of the next turn.
+        let mut messages = 8;
+        let mut seen = Vec::new();
+        while seen.last() != Some(&units(2)) {
+            shares[messages % 2].sent();
+            messages += 1;
+            assert!(messages < 4 * TURN as usize, "{seen:?}");
+            seen.push(shares[3].units());
+        }
+        assert_eq!(messages, 2 * TURN as usize + 1);
+        assert!(seen[..seen.len() - 1].iter().all(|share| *share == units(4)), "{seen:?}");
+    }
+
+    #[test]
+    fn threads_that_send_at_once_are_all_counted() {
+        let all = UnderWay::new(Some(8 << 20));
+        let threads = 4;
+        std::thread::scope(|scope| {
+            for _ in 0..threads {
+                let mut share = Share::new(all.clone());
+                // Together less than a turn.
+                scope.spawn(move || (0..50).for_each(|_| share.sent()));
+            }
+        });
+        let count = Count::of_word(all.count.load(Ordering::Relaxed));
+        assert_eq!((count.messages, count.now), (50 * threads, threads));
+    }
+
+    #[test]
+    fn a_count_is_the_same_behind_its_word() {
+        let count = Count { turn: u16::MAX, messages: 2, before: 3, now: 0x1234 };
+        assert_eq!(Count::of_word(count.to_word()), count);
+        let full = Count { messages: TURN, ..count };
+        assert_eq!(full.with_message(Some(u16::MAX)), Count { turn: 0, messages: 1, before: 0x1234, now: 1 });
     }
 
     #[test]
     fn without_a_bound_the_window_is_the_bound() {
         let mut share = Share::new(UnderWay::new(None));
-        assert_eq!(share.begin(7), u64::MAX);
-        share.end();
+        share.sent();
+        assert_eq!(share.units(), u64::MAX);
     }
 
     #[test]
@@ -145,8 +253,32 @@ mod tests {
         let (most, why) = of_cache(Some(320 << 20), 4);
         assert_eq!(most, Some(10 << 20));
         assert!(why.contains("10485760 bytes") && why.contains("4 ranks"), "{why}");
-        assert_eq!(of_cache(Some(320 << 20), 0).0, Some(40 << 20));
         assert_eq!(of_cache(None, 4).0, None);
+    }
+
+    #[test]
+    fn what_a_probe_found_to_cost_nothing_is_the_bound_of_all_ranks() {
+        let mut text = r#"
+            format = 1
+            date = "2026-01-31T23:59:59Z"
+            host = "a"
+            executor = "cuda"
+            driver = "CUDA 13.0"
+            topology = "0123456789abcdef"
+            worst_error = 0.1
+            devices = []
+        "#
+        .to_owned();
+        for (devices, mib, rate) in
+            [(2, 32, 39.0), (2, 64, 39.0), (4, 16, 38.0), (4, 32, 38.0), (4, 64, 30.0)]
+        {
+            text += &format!("[[both]]\ndevices = {devices}\nbytes = {}\nrate = {rate:.1}\n", mib << 20);
+        }
+        let found = Findings::parse(&text).unwrap();
+        let (most, why) = of_probe(&found, 4);
+        assert_eq!(most, Some(8 << 20));
+        assert!(why.contains("33554432, by the probe"), "{why}");
+        assert_eq!(of_probe(&found, 2).0, None, "two devices lost nothing");
     }
 
     #[test]

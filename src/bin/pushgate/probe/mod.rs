@@ -81,7 +81,7 @@ pub fn run(m: &ArgMatches, settings: &Settings) -> Result<()> {
     signals::catch(None);
 
     // Of the host, whatever CUDA_VISIBLE_DEVICES hides: who reads the findings may see others.
-    let topology = Sysfs::new("/sys").read().fingerprint(executors[0].name());
+    let topology = Sysfs::host().read().fingerprint(executors[0].name());
     let path = match m.get_one::<String>("out") {
         Some(path) => PathBuf::from(path),
         None => Findings::path(&topology)?,

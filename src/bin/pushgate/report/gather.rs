@@ -49,7 +49,7 @@ pub fn gather(m: &ArgMatches) -> Result<Facts> {
     let wrong_setting = told.as_ref().err().cloned().or_else(|| Some(settings.check().err()?.to_string()));
 
     let tree = topo::topology("/sys", "/proc", file("topology"))?;
-    let prints = EXECUTORS.map(|executor| Sysfs::new("/sys").read().fingerprint(executor));
+    let prints = EXECUTORS.map(|executor| Sysfs::host().read().fingerprint(executor));
     let findings = match file("findings") {
         Some(path) => Ok(Findings::load(Path::new(path)).map_err(|e| Input(e.to_string()))?),
         None => kept(&prints),
