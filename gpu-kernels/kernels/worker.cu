@@ -175,12 +175,14 @@ static constexpr u64 nothing = 0, command = 1, end = 2;
 // Moves `at` past commands that do not name this block, up to one that does, which it copies into
 // `f`. True if any command was passed or found; `mine` if one was found.
 #if PUSHGATE_GPU
-// Two lanes read one command, so that a block passes sixteen commands at the price of one.
+// Two lanes read one command, so that a block passes sixteen commands at the price of one. The payload that a command names is
+// older than the command. So the loads acquire what the dispatcher released before the command, including what the dispatcher
+// had acquired from the host; the block's barrier hands that on to the threads that copy.
 static PUSHGATE_DEVICE bool find(const copy_worker_params &p, u32 ring, u32 block, u32 all, u64 &at, bool &mine, found &f)
 {
 	u32 lane = thread_index() % 32, j = lane / 2, half = lane % 2;
 	u64 index = at + j, lap = lap_of(index, p.slots_log);
-	u64x2 v = load_pair(slot_of(ring ? p.mailboxes[1] : p.mailboxes[0], index, p.slots_log) + half * 2);
+	u64x2 v = load_pair_device_acquire(slot_of(ring ? p.mailboxes[1] : p.mailboxes[0], index, p.slots_log) + half * 2);
 	u32 whole = __ballot_sync(0xffffffffu, is_lap(v.x, lap) && is_lap(v.y, lap));
 	u32 complete = whole & whole >> 1 & 0x55555555u;
 	u32 gap = __ffs(~complete & 0x55555555u); // of the first that is not there; 0: all are
@@ -231,11 +233,6 @@ static PUSHGATE_DEVICE void take(const copy_worker_params &p, u64 number, u32 ri
 		any = find(p, ring, block, all, at, mine, f);
 		ends = !any;
 	}
-	// The command is older than the payload that it names. The fence acquires what the
-	// dispatcher released before the command, including what the dispatcher had acquired from
-	// the host.
-	if (mine)
-		fence_device();
 	if (thread_index() == 0)
 		f.what = mine ? command : ends ? end : nothing;
 	passed = at;
@@ -633,7 +630,7 @@ static PUSHGATE_DEVICE void dispatch(const copy_worker_params &p, u64 number)
 }
 
 // The worker: one block dispatches, p.pushers blocks push, p.pullers blocks pull.
-PUSHGATE_KERNEL_BOUND(copy_worker, copy_worker_params, 512)
+PUSHGATE_KERNEL_BOUND(copy_worker, copy_worker_params, 544)
 {
 	u32 b = block_index();
 	u64 number = turn_of(p, b);
@@ -675,7 +672,7 @@ struct bare_copy_params {
 };
 
 // The worker's copy loops without commands.
-PUSHGATE_KERNEL_BOUND(bare_copy, bare_copy_params, 512)
+PUSHGATE_KERNEL_BOUND(bare_copy, bare_copy_params, 544)
 {
 	u64 slice = ((p.bytes + grid_size() - 1) / grid_size() + 127) & ~127ull;
 	u64 from = block_index() * slice;

@@ -10,8 +10,7 @@
 pub enum Protocols {
     /// What NCCL takes, LL too.
     All,
-    /// LL on the ring, where NCCL has the ring for the collective and messages of LL arrive in host memory; else what NCCL
-    /// takes.
+    /// LL on the ring, where NCCL has the ring for the collective; else what NCCL takes.
     RingLl,
     /// LL128 on the ring, where NCCL has the ring for the collective.
     Ll128,
@@ -60,8 +59,9 @@ const RING_LL: std::ops::RangeInclusive<usize> = 3..=8;
 /// Allreduces with steps of at most so many bytes are faster on the tree.
 const TREE: usize = 512;
 
-/// What a `collective` of `bytes` over `ranks` ranks takes.
-pub fn choose(collective: Collective, bytes: usize, ranks: usize) -> Row {
+/// What a `collective` of `bytes` over `ranks` ranks takes. `ring_ll`: LL may be taken on the ring, because
+/// its messages arrive in host memory and no user has chosen otherwise.
+pub fn choose(collective: Collective, bytes: usize, ranks: usize, ring_ll: bool) -> Row {
     let step = bytes / ranks.max(1);
     let found = ROWS.into_iter().find(|row| step <= row.step);
     let row = found.unwrap_or(Row { step: usize::MAX, protocols: Protocols::WithoutLl, channels: 0 });
@@ -71,7 +71,7 @@ pub fn choose(collective: Collective, bytes: usize, ranks: usize) -> Row {
         Collective::Other => false,
     };
     match row.protocols {
-        Protocols::All if around && RING_LL.contains(&ranks) => {
+        Protocols::All if ring_ll && around && RING_LL.contains(&ranks) => {
             Row { protocols: Protocols::RingLl, channels: 1, ..row }
         }
         _ => row,
@@ -86,7 +86,7 @@ mod tests {
     fn short_collectives_take_ll_middle_ones_ll128_and_long_ones_what_nccl_takes_without_ll() {
         use Protocols::{All, Ll128, WithoutLl};
         let of = |bytes| {
-            let row = choose(Collective::AllReduce, bytes, 2);
+            let row = choose(Collective::AllReduce, bytes, 2, true);
             (row.protocols, row.channels)
         };
         assert_eq!([8, 16 << 10].map(of), [(All, 0); 2]);
@@ -95,8 +95,8 @@ mod tests {
         assert_eq!([(512 << 10) + 2, 2 << 20].map(of), [(Ll128, 4); 2]);
         assert_eq!([(2 << 20) + 2, 4 << 20].map(of), [(WithoutLl, 4); 2]);
         assert_eq!([(4 << 20) + 2, 1 << 30].map(of), [(WithoutLl, 0); 2]);
-        assert_eq!(choose(Collective::Other, 64 << 10, 4).protocols, All, "the step is what counts");
-        assert_eq!(choose(Collective::AllReduce, 0, 0), ROWS[0]);
+        assert_eq!(choose(Collective::Other, 64 << 10, 4, true).protocols, All, "the step is what counts");
+        assert_eq!(choose(Collective::AllReduce, 0, 0, true), ROWS[0]);
     }
 
     #[test]
@@ -104,7 +104,7 @@ mod tests {
         use Collective::{AllReduce, Gathered, Other};
         use Protocols::{All, Ll128, RingLl};
         let of = |collective, bytes, ranks| {
-            let row = choose(collective, bytes, ranks);
+            let row = choose(collective, bytes, ranks, true);
             (row.protocols, row.channels)
         };
         for ranks in [3, 4, 8] {
@@ -114,6 +114,7 @@ mod tests {
             assert_eq!(of(AllReduce, TREE * ranks, ranks), (All, 0), "the tree");
             assert_eq!(of(AllReduce, (TREE + 1) * ranks, ranks), (RingLl, 1));
             assert_eq!(of(Other, (16 << 10) * ranks, ranks), (All, 1));
+            assert_eq!(choose(Gathered, 8, ranks, false), ROWS[0], "LL in GPU memory was not measured");
         }
         for ranks in [1, 2, 9, 64] {
             assert_eq!(of(Gathered, 1 << 10, ranks).0, All, "{ranks} ranks");

@@ -144,6 +144,12 @@ PUSHGATE_DEVICE u64x2 load_pair_acquire(const u64 *p)
 	asm volatile("ld.acquire.sys.global.v2.b64 {%0, %1}, [%2];" : "=l"(v.x), "=l"(v.y) : "l"(p) : "memory");
 	return v;
 }
+PUSHGATE_DEVICE u64x2 load_pair_device_acquire(const u64 *p)
+{
+	u64x2 v;
+	asm volatile("ld.acquire.gpu.global.v2.b64 {%0, %1}, [%2];" : "=l"(v.x), "=l"(v.y) : "l"(p) : "memory");
+	return v;
+}
 PUSHGATE_DEVICE void store_pair(u64 *p, u64 x, u64 y)
 {
 	asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(p), "l"(x), "l"(y) : "memory");

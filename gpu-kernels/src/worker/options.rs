@@ -24,7 +24,8 @@ pub struct WorkerOptions {
     pub bulk: u32,
     /// Blocks that copy from the host, 1 to 256.
     pub pullers: u32,
-    /// Threads of a block: at most 512, on a GPU a multiple of 32.
+    /// Threads of a block: at most 544, on a GPU a multiple of 32. The first 32 look for commands while the others copy, so of
+    /// 544 threads 512 copy, which take 32 KiB in one trip over the bus.
     pub threads: u32,
     /// How many commands each ring holds: a power of two, 32 to 65536.
     pub slots: u32,
@@ -33,6 +34,12 @@ pub struct WorkerOptions {
     /// The most bytes of a pull that one block copies, as long as there are enough blocks. A pull
     /// gains from more loads in flight in a block.
     pub pull_slice: u32,
+    /// The largest pull in bytes that is short. Short pulls are copied by the first half of the pullers, and one of them by a
+    /// quarter of all pullers at most: 100 KiB of reads under way fill the bus, and whatever is read beyond that keeps
+    /// commands, fences and other pulls waiting. A longer pull takes all pullers, because it is long beside such a wait.
+    pub short_pull: u32,
+    /// The most bytes of a short pull that one block copies, as long as there are enough blocks.
+    pub short_pull_slice: u32,
     /// How long the worker stays after the last lease is done when operations follow one another.
     pub linger: Duration,
     /// How long the worker stays after the last lease is done when operations come alone: a thread
@@ -55,10 +62,12 @@ impl WorkerOptions {
             pushers_beside_pulls: if gpu { 2 } else { 1 },
             bulk: 128 << 10,
             pullers: if gpu { 16 } else { 1 },
-            threads: if gpu { 512 } else { 1 },
+            threads: if gpu { 544 } else { 1 },
             slots: 256,
             push_slice: 32 << 10,
             pull_slice: 64 << 10,
+            short_pull: 256 << 10,
+            short_pull_slice: 32 << 10,
             linger: Duration::from_micros(20),
             linger_alone: Duration::from_micros(5),
             linger_on_demand: Duration::from_millis(1),
@@ -85,13 +94,18 @@ impl WorkerOptions {
         if !(1..=256).contains(&self.pullers) {
             return bad("pullers", self.pullers, "1 to 256");
         }
-        if !(1..=512).contains(&self.threads) || (gpu && !self.threads.is_multiple_of(32)) {
-            return bad("threads", self.threads, "1 to 512, on a GPU a multiple of 32");
+        if !(1..=544).contains(&self.threads) || (gpu && !self.threads.is_multiple_of(32)) {
+            return bad("threads", self.threads, "1 to 544, on a GPU a multiple of 32");
         }
         if !(32..=65536).contains(&self.slots) || !self.slots.is_power_of_two() {
             return bad("slots", self.slots, "a power of two, 32 to 65536");
         }
-        for (what, slice) in [("push_slice", self.push_slice), ("pull_slice", self.pull_slice)] {
+        let slices = [
+            ("push_slice", self.push_slice),
+            ("pull_slice", self.pull_slice),
+            ("short_pull_slice", self.short_pull_slice),
+        ];
+        for (what, slice) in slices {
             if slice == 0 {
                 return bad(what, slice, "1 and more");
             }

@@ -95,18 +95,24 @@ impl WorkerQueue {
         }
         self.make_room(direction)?;
         let options = &self.shared.options;
-        let (all, slice) = match direction {
-            Direction::Push => (options.pushers, options.push_slice),
-            Direction::Pull => (options.pullers, options.pull_slice),
+        let all = match direction {
+            Direction::Push => options.pushers,
+            Direction::Pull => options.pullers,
         };
-        let most = match direction {
+        // Among how many of the blocks the copies of this kind take turns, how many share one copy, and in which slices.
+        let (most, share, slice) = match direction {
             Direction::Push if len > u64::from(options.bulk) && self.pulls_under_way() => {
-                all.min(options.pushers_beside_pulls)
+                let most = all.min(options.pushers_beside_pulls);
+                (most, most, options.push_slice)
             }
-            _ => all,
+            Direction::Push => (all, all, options.push_slice),
+            Direction::Pull if len <= u64::from(options.short_pull) => {
+                (all.div_ceil(2), all.div_ceil(4), options.short_pull_slice)
+            }
+            Direction::Pull => (all, all, options.pull_slice),
         };
         let ring = &mut self.rings[direction as usize];
-        let blocks = len.div_ceil(u64::from(slice)).clamp(1, u64::from(most)) as u32;
+        let blocks = len.div_ceil(u64::from(slice)).clamp(1, u64::from(share)) as u32;
         // If not all blocks are to copy, the first ones do, without wrapping around.
         let first = if most < all && ring.block + blocks > most { 0 } else { ring.block };
         let place = u64::from(first) | u64::from(blocks) << 16;

@@ -651,10 +651,11 @@ fn options_out_of_bounds_are_named() {
         ("pushers", WorkerOptions { pushers: 0, ..good }),
         ("pushers_beside_pulls", WorkerOptions { pushers_beside_pulls: 0, ..good }),
         ("pullers", WorkerOptions { pullers: 257, ..good }),
-        ("threads", WorkerOptions { threads: 513, ..good }),
+        ("threads", WorkerOptions { threads: 545, ..good }),
         ("slots", WorkerOptions { slots: 48, ..good }),
         ("push_slice", WorkerOptions { push_slice: 0, ..good }),
         ("pull_slice", WorkerOptions { pull_slice: 0, ..good }),
+        ("short_pull_slice", WorkerOptions { short_pull_slice: 0, ..good }),
     ] {
         let error = Worker::new(&executor, options).map(|_| ()).unwrap_err().to_string();
         assert!(error.contains(what), "{error}");

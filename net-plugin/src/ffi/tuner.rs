@@ -147,17 +147,16 @@ unsafe extern "C" fn info(
     hot("tuner getCollInfo", || {
         let (algorithms, protocols) = (algorithms.max(0) as usize, protocols.max(0) as usize);
         let Some(known) = Known::of_word(context.addr()) else { return Ok(()) };
-        let choice = tuning::choose(collective(function), bytes, known.ranks);
+        let free = !pinned();
+        let choice = tuning::choose(collective(function), bytes, known.ranks, free && known.ll_on_host);
         let costs = match costs.is_null() {
             true => &mut [],
             // SAFETY: NCCL's table of algorithms by protocols, which is ours until the call returns.
             false => unsafe { std::slice::from_raw_parts_mut(costs, algorithms * protocols) },
         };
-        let free = !pinned();
         match choice.protocols {
             Protocols::All => {}
-            Protocols::RingLl if free && known.ll_on_host => take_on_ring(costs, protocols, LL),
-            Protocols::RingLl => {}
+            Protocols::RingLl => take_on_ring(costs, protocols, LL),
             Protocols::Ll128 if free && known.ll128 => {
                 shun_ll(costs, protocols);
                 take_on_ring(costs, protocols, LL128);

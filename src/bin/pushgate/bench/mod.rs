@@ -130,8 +130,8 @@ pub fn command(settings: impl Fn(Command) -> Command) -> Command {
                 "128K,512K,4M",
             )
             .arg(number("blocks", "Blocks that copy from the host, and half as many to it [default: 16 and 8 on a GPU, 1 and 1 on the CPU]"))
-            .arg(number("threads", "Threads of a block [default: 512 on a GPU, 1 on the CPU]"))
-            .arg(number("slice", "Bytes of a copy that one block takes [default: 32768 to the host, 65536 from it]")),
+            .arg(number("threads", "Threads of a block [default: 544 on a GPU, 1 on the CPU]"))
+            .arg(number("slice", "Bytes of a copy that one block takes [default: 32768; 65536 from the host if the copy is longer than 256 KiB]")),
         )
         .subcommand(bench("idle", "What an idle engine costs, and adds to the message that ends it", ""))
         .subcommand(

@@ -246,6 +246,7 @@ pub fn run(b: &Bench) -> Result<()> {
     options.threads = b.threads.unwrap_or(options.threads);
     options.push_slice = b.slice.unwrap_or(options.push_slice);
     options.pull_slice = b.slice.unwrap_or(options.pull_slice);
+    options.short_pull_slice = b.slice.unwrap_or(options.short_pull_slice);
     let module = executor.load_embedded()?;
     let host = || -> Result<(Registration, SharedMemory)> {
         let memory = SharedMemory::builder("bench-worker", BYTES).create()?;
