@@ -346,7 +346,7 @@ settings! {
     profiler_plugin: PathBuf = "none", path, "none, a library's path, or a name as NCCL_PROFILER_PLUGIN takes it", "", Nccl;
     /// Payload ring of a connection of the NCCL plugin
     net_window_size: u64 = "4M", window_size(64 << 10), "a power of two, 64K to 512M; bytes, K, M and G are 1024-based", "bytes", Nccl;
-    /// Bytes that all connections of a process that uses the NCCL plugin have under way in their windows; auto: an eighth of the last-level cache, shared by the ranks of the host; none: as many as the windows have
+    /// Bytes that all connections of a process that uses the NCCL plugin have under way in their windows; auto: what a probe found to cost nothing, else an eighth of the last-level cache, shared by the ranks of the host; none: as many as the windows have
     net_under_way: AutoOr<u64> = "auto", auto_or_size(64 << 10), "auto, none or a size, 64K to 1T; bytes, K, M and G are 1024-based", "bytes", Nccl;
     /// NCCL's RMA table, by which kernels use NCCL's device API
     net_rma: bool = "false", switch, "true or false", "", Nccl;
