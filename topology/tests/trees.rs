@@ -49,10 +49,10 @@ fn the_last_level_cache_is_the_sum_of_the_caches_of_the_highest_level() {
         cache(cpu, 2, "2", "2048K", &cpu.to_string());
         cache(cpu, 3, "3", "307200K", if cpu < 2 { "0-1" } else { "2-3" });
     }
-    assert_eq!(read(), Some(2 * 300 << 20));
+    assert_eq!(read(), Some(2 * (300 << 20)));
     // What is no number is left out.
     cache(2, 3, "3", "many", "2-3");
-    assert_eq!(read(), Some(2 * 300 << 20), "another core tells of the same cache");
+    assert_eq!(read(), Some(2 * (300 << 20)), "another core tells of the same cache");
     cache(3, 3, "third", "307200K", "2-3");
     assert_eq!(read(), Some(300 << 20));
 }
