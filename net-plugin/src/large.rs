@@ -1,5 +1,6 @@
-//! Messages in slices: messages that are too long for the window, where the queue pair does not
-//! send from regions, or too long for any message of a queue pair. A connection has one at a time:
+//! Messages in slices: messages that are too long for the window, or for the connection's share of
+//! it, where the queue pair does not send from regions; or too long for any message of a queue pair.
+//! A connection has one at a time:
 //!
 //! 1. The sender announces the length (signal `BYTES`, the sum over all such messages) and that the
 //!    next SEND begins one (signal `BEGINS`, the number of that SEND, from 1).

@@ -279,7 +279,11 @@ impl Runtime {
         change(&mut settings);
         let properties = Properties::local(false);
         let (identity, no_rdma) = (Identity::here(), Some("a test has none".into()));
-        let (rdma, tcp, gpu, told, under_way) = (None, None, None, None, None);
+        let under_way = match settings.net_under_way {
+            AutoOr::Is(bytes) => Some(bytes),
+            _ => None,
+        };
+        let (rdma, tcp, gpu, told) = (None, None, None, None);
         let loaded = Loaded { settings, identity, rdma, no_rdma, tcp, properties, gpu, told, under_way };
         Arc::new(Runtime::start(Arc::new(loaded), Arc::new(())).expect("a thread"))
     }

@@ -67,10 +67,10 @@ pub struct Sender {
 impl Sender {
     /// Makes a sending end.
     ///
-    /// `share`: its part of what the process has under way. `receives`: what the peer posts. `whole`, `longest`: the most bytes that go at once through
-    /// the window, and out of a region. `window`: the GPU's address of the window. `regions`:
-    /// whether messages may go out of registered memory, if that is known. `in_record`: a short
-    /// payload may travel in its record.
+    /// `share`: the connection's part of what the process has under way. `receives`: what the peer
+    /// posts. `whole`, `longest`: the most bytes that go at once through the window, and out of a
+    /// region. `window`: the GPU's address of the window. `regions`: whether messages may go out of
+    /// registered memory, if that is known. `in_record`: a short payload may travel in its record.
     pub fn new(
         producer: Producer,
         share: Share,
@@ -260,22 +260,24 @@ impl Sender {
         }
         let before = self.sends;
         let (messages, sends) = (&mut self.messages, &mut self.sends);
-        let share = &mut self.share;
         let posted = |send: bool| {
             *messages += 1;
             *sends += send as u64;
-            if windowed {
+        };
+        let (share, pushes, pushed) = (&mut self.share, &mut self.pushes, large.slices == Slices::Pushed);
+        let slice = |producer: &mut Producer, record, data, size| {
+            let slot = match pushed {
+                // SAFETY: a slice of what `Comm::send` was given, whose request is not done.
+                true => unsafe {
+                    pushes.push(end.lane.gpu.as_deref(), &end.pushes, producer, record, (data, size))
+                }?,
+                // SAFETY: a slice of what `Comm::send` was given, whose request is not done.
+                false => unsafe { producer.post_raw(record, data, size) },
+            };
+            if windowed && slot.is_some() {
                 share.sent();
             }
-        };
-        let (pushes, pushed) = (&mut self.pushes, large.slices == Slices::Pushed);
-        let slice = |producer: &mut Producer, record, data, size| match pushed {
-            // SAFETY: a slice of what `Comm::send` was given, whose request is not done.
-            true => unsafe {
-                pushes.push(end.lane.gpu.as_deref(), &end.pushes, producer, record, (data, size))
-            },
-            // SAFETY: a slice of what `Comm::send` was given, whose request is not done.
-            false => Ok(unsafe { producer.post_raw(record, data, size) }),
+            Ok(slot)
         };
         if let Some(slot) = large.advance(&mut self.producer, &mut self.sums, before, slice, posted)? {
             let request = large.request;
@@ -311,11 +313,14 @@ impl Sender {
 
 #[cfg(test)]
 mod tests {
+    use pushgate::settings::AutoOr;
+
     use super::*;
     use crate::comm::Request;
     use crate::join::Role;
     use crate::registration::Kind;
-    use crate::testing::{Pair, WINDOW, ended, pair, pair_of, until};
+    use crate::runtime::Runtime;
+    use crate::testing::{Pair, WINDOW, ended, pair, pair_in, pair_of, until};
 
     /// More bytes than are under way at once.
     const BYTES: usize = 4 * WINDOW as usize;
@@ -516,6 +521,46 @@ mod tests {
         }
         // It may help where this thread loses its core.
         assert!(helped < rounds / 2, "the engine's thread helped in {helped} of {rounds} rounds");
+        drop(comm);
+    }
+
+    #[test]
+    fn messages_keep_to_the_share_of_their_connection_in_its_window() {
+        const BOUND: usize = 64 << 10;
+        let runtime = Runtime::of_a_test_with(WINDOW, |settings| {
+            settings.net_under_way = AutoOr::Is(BOUND as u64);
+        });
+        let Pair { comm, mut peer, socket: _socket } = pair_in(runtime, Role::Send, WINDOW as usize, None);
+        let window = peer.inbound.take().expect("the sender's window");
+        let used = || {
+            // SAFETY: the window is mapped as long as `window` lives, and nothing writes there between two messages.
+            let bytes = unsafe { std::slice::from_raw_parts(window.address as *const u8, window.bytes) };
+            bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1)
+        };
+        let mut room = vec![0u8; WINDOW as usize];
+        let proxy: &dyn Proxy = &*peer.lane.engine;
+        // SAFETY: the buffer outlives the connection and is read only when a message has arrived.
+        let key =
+            unsafe { proxy.add_host_region(peer.qp, room.as_mut_ptr() as usize, WINDOW, None) }.unwrap();
+        let mut send = |size: usize, times: u8| {
+            for n in 1..=times {
+                let payload = vec![n; size];
+                assert!(peer.producer.post_recv(key, 0, size as u32, 7));
+                peer.producer.wake();
+                // SAFETY: the payload outlives the request.
+                let request = until(|| unsafe { comm.send(payload.as_ptr(), size, 7, None) }.unwrap());
+                assert_eq!(ended(request).unwrap(), size);
+                until(|| peer.producer.try_recv());
+                peer.producer.release(1);
+                assert!(room[..size] == payload);
+            }
+        };
+        // More than the window has, in messages that do not fill the share.
+        send(12 << 10, 60);
+        assert_eq!(used(), 5 * (12 << 10));
+        // Two messages have room, whatever the share is.
+        send(40 << 10, 20);
+        assert_eq!(used(), 2 * (40 << 10));
         drop(comm);
     }
 

@@ -32,8 +32,12 @@ pub fn pair(role: Role) -> Pair {
 /// Makes a pair whose queue pair takes messages of up to `longest` bytes, as far as we know. `pid`:
 /// the process whose memory either end may read, if it is to do so.
 pub fn pair_of(role: Role, longest: usize, pid: Option<u32>) -> Pair {
+    pair_in(Runtime::of_a_test(WINDOW), role, longest, pid)
+}
+
+/// Makes a pair as [`pair_of`] does, of this runtime.
+pub fn pair_in(runtime: Arc<Runtime>, role: Role, longest: usize, pid: Option<u32>) -> Pair {
     let other = if role == Role::Send { Role::Receive } else { Role::Send };
-    let runtime = Runtime::of_a_test(WINDOW);
     let [own, theirs] = [role, other]
         .map(|role| NewEnd::new(&runtime, role, None, Transport::Local, &Purpose::Messages).unwrap());
     let [to_them, to_us] = [&own, &theirs].map(|end| end.offer().unwrap());

@@ -10,8 +10,6 @@
 pub enum Protocols {
     /// What NCCL takes, LL too.
     All,
-    /// LL on the ring, where NCCL has the ring for the collective; else what NCCL takes.
-    RingLl,
     /// LL128 on the ring, where NCCL has the ring for the collective.
     Ll128,
     /// What NCCL takes, without LL.
@@ -51,31 +49,29 @@ const ROWS: [Row; 5] = [
     Row { step: 2 << 20, protocols: Protocols::WithoutLl, channels: 4 },
 ];
 
-/// Short steps of so many ranks go around the ring with LL. Two ranks leave NCCL nothing else to choose. Four were measured:
-/// a step costs 6 to 10 us, PAT (Simple alone) 60 us, and the tree is faster than the ring below [`TREE`] alone. With more
-/// than eight ranks the ring has more steps than the tree's and PAT's fewer messages are worth.
-const RING_LL: std::ops::RangeInclusive<usize> = 3..=8;
-
-/// Allreduces with steps of at most so many bytes are faster on the tree.
-const TREE: usize = 512;
-
-/// What a `collective` of `bytes` over `ranks` ranks takes. `ring_ll`: LL may be taken on the ring, because
-/// its messages arrive in host memory and no user has chosen otherwise.
-pub fn choose(collective: Collective, bytes: usize, ranks: usize, ring_ll: bool) -> Row {
+/// What a collective of `bytes` over `ranks` ranks takes.
+pub fn choose(bytes: usize, ranks: usize) -> Row {
     let step = bytes / ranks.max(1);
     let found = ROWS.into_iter().find(|row| step <= row.step);
-    let row = found.unwrap_or(Row { step: usize::MAX, protocols: Protocols::WithoutLl, channels: 0 });
-    let around = match collective {
-        Collective::AllReduce => step > TREE,
+    found.unwrap_or(Row { step: usize::MAX, protocols: Protocols::WithoutLl, channels: 0 })
+}
+
+/// Ranks for which LL goes around the ring. Two ranks leave NCCL nothing else to choose. With four ranks a step of the ring takes 6
+/// to 10 us and PAT, which has Simple alone, 60 us in all. Above eight ranks the ring has too many steps.
+const AROUND: std::ops::RangeInclusive<usize> = 3..=8;
+
+/// Allreduces with steps of at most so many bytes are faster on the tree than on the ring.
+const TREE: usize = 512;
+
+/// Whether a collective for which [`choose`] allows all protocols is fastest with LL on the ring and one channel, if LL arrives in host
+/// memory.
+pub fn ll_goes_around(collective: Collective, bytes: usize, ranks: usize) -> bool {
+    let short = match collective {
+        Collective::AllReduce => bytes / ranks.max(1) > TREE,
         Collective::Gathered => true,
         Collective::Other => false,
     };
-    match row.protocols {
-        Protocols::All if ring_ll && around && RING_LL.contains(&ranks) => {
-            Row { protocols: Protocols::RingLl, channels: 1, ..row }
-        }
-        _ => row,
-    }
+    short && AROUND.contains(&ranks) && choose(bytes, ranks).protocols == Protocols::All
 }
 
 #[cfg(test)]
@@ -86,7 +82,7 @@ mod tests {
     fn short_collectives_take_ll_middle_ones_ll128_and_long_ones_what_nccl_takes_without_ll() {
         use Protocols::{All, Ll128, WithoutLl};
         let of = |bytes| {
-            let row = choose(Collective::AllReduce, bytes, 2, true);
+            let row = choose(bytes, 2);
             (row.protocols, row.channels)
         };
         assert_eq!([8, 16 << 10].map(of), [(All, 0); 2]);
@@ -95,29 +91,23 @@ mod tests {
         assert_eq!([(512 << 10) + 2, 2 << 20].map(of), [(Ll128, 4); 2]);
         assert_eq!([(2 << 20) + 2, 4 << 20].map(of), [(WithoutLl, 4); 2]);
         assert_eq!([(4 << 20) + 2, 1 << 30].map(of), [(WithoutLl, 0); 2]);
-        assert_eq!(choose(Collective::Other, 64 << 10, 4, true).protocols, All, "the step is what counts");
-        assert_eq!(choose(Collective::AllReduce, 0, 0, true), ROWS[0]);
+        assert_eq!(choose(64 << 10, 4).protocols, All, "the step is what counts");
+        assert_eq!(choose(0, 0), ROWS[0]);
     }
 
     #[test]
     fn short_steps_of_three_to_eight_ranks_go_around_the_ring_with_ll() {
         use Collective::{AllReduce, Gathered, Other};
-        use Protocols::{All, Ll128, RingLl};
-        let of = |collective, bytes, ranks| {
-            let row = choose(collective, bytes, ranks, true);
-            (row.protocols, row.channels)
-        };
         for ranks in [3, 4, 8] {
-            assert_eq!(of(Gathered, 8, ranks), (RingLl, 1));
-            assert_eq!(of(Gathered, (16 << 10) * ranks, ranks), (RingLl, 1));
-            assert_eq!(of(Gathered, (17 << 10) * ranks, ranks), (Ll128, 2));
-            assert_eq!(of(AllReduce, TREE * ranks, ranks), (All, 0), "the tree");
-            assert_eq!(of(AllReduce, (TREE + 1) * ranks, ranks), (RingLl, 1));
-            assert_eq!(of(Other, (16 << 10) * ranks, ranks), (All, 1));
-            assert_eq!(choose(Gathered, 8, ranks, false), ROWS[0], "LL in GPU memory was not measured");
+            assert!(ll_goes_around(Gathered, 8, ranks));
+            assert!(ll_goes_around(Gathered, (16 << 10) * ranks, ranks));
+            assert!(!ll_goes_around(Gathered, (17 << 10) * ranks, ranks), "LL128");
+            assert!(!ll_goes_around(AllReduce, TREE * ranks, ranks), "the tree");
+            assert!(ll_goes_around(AllReduce, (TREE + 1) * ranks, ranks));
+            assert!(!ll_goes_around(Other, (16 << 10) * ranks, ranks));
         }
-        for ranks in [1, 2, 9, 64] {
-            assert_eq!(of(Gathered, 1 << 10, ranks).0, All, "{ranks} ranks");
+        for ranks in [0, 1, 2, 9, 64] {
+            assert!(!ll_goes_around(Gathered, 1 << 10, ranks), "{ranks} ranks");
         }
     }
 

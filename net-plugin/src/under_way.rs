@@ -26,7 +26,8 @@ const UNIT: u64 = abi::PUSHGATE_UNIT as u64;
 /// The part of the last-level cache that devices write into: one of so many. Two ways of sixteen.
 const PART: u64 = 8;
 
-/// Messages of the process after which it is counted anew which connections send.
+/// Messages of the process after which it is counted anew which connections send. Of more connections this many are counted. Their
+/// shares are so small then that each takes what two messages need.
 const TURN: u16 = 256;
 
 /// How many connections send. A connection counts from a message on until a whole turn has passed without one, so that the

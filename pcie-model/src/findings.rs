@@ -31,7 +31,8 @@ const MOST_WRITERS: usize = 256;
 const MOST_BOTH: usize = 256;
 
 /// The part of the best rate that counts as reaching it.
-const NEARLY_BEST: f64 = 0.95;
+/// Two runs of a probe differ by up to 5 %.
+const NEARLY_BEST: f64 = 0.9;
 
 /// Why a file of findings can't be used.
 #[derive(Debug, thiserror::Error)]
@@ -87,7 +88,7 @@ pub struct Findings {
     pub writers: Vec<Writers>,
     /// Several devices that store to and load from host memory at once, in order of devices, then of
     /// bytes. Empty in files of probes that did not measure it.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub both: Vec<Both>,
 }
 
@@ -271,7 +272,7 @@ impl Findings {
     }
 
     /// The most bytes of host memory that `devices` devices may have under way in all, so that each
-    /// one still gets nearly its best rate (95 %) when it stores and loads at once.
+    /// one still gets nearly its best rate (90 %) when it stores and loads at once.
     ///
     /// `Some` is the largest number of bytes measured that did, where a larger number did not.
     /// `None`: no bound is known to be needed, because nothing was measured, or because the largest
@@ -609,9 +610,8 @@ pub(crate) mod tests {
     #[test]
     fn a_file_from_before_both_ways_were_measured_is_read() {
         let text = toml::to_string(&example()).unwrap();
-        assert!(text.contains("both = []\n"), "{text}");
-        let before = text.replace("both = []\n", "");
-        assert_eq!(Findings::parse(&before).unwrap(), example());
+        assert!(!text.contains("both"), "{text}");
+        assert_eq!(Findings::parse(&text).unwrap(), example());
     }
 
     #[test]
@@ -757,10 +757,10 @@ pub(crate) mod tests {
         assert_eq!((host.under_way(3), host.under_way(8)), (Some(32 << 20), Some(32 << 20)));
         assert_eq!(host.under_way(0), None);
 
-        // The best rate counts wherever it is; 95 % of it is enough, and less is not.
-        assert_eq!(of(&[(2, &[40.0, 38.0, 37.9])]).under_way(2), Some(8 << 20));
-        assert_eq!(of(&[(2, &[40.0, 37.9, 37.9])]).under_way(2), Some(4 << 20));
-        assert_eq!(of(&[(2, &[37.9, 40.0, 38.0])]).under_way(2), None);
+        // The best rate counts wherever it is; 90 % of it is enough, and less is not.
+        assert_eq!(of(&[(2, &[40.0, 36.0, 35.9])]).under_way(2), Some(8 << 20));
+        assert_eq!(of(&[(2, &[40.0, 35.9, 35.9])]).under_way(2), Some(4 << 20));
+        assert_eq!(of(&[(2, &[35.9, 40.0, 36.0])]).under_way(2), None);
         // A dip before is no bound.
         assert_eq!(of(&[(2, &[40.0, 20.0, 40.0, 20.0])]).under_way(2), Some(16 << 20));
         assert_eq!(of(&[(2, &[40.0])]).under_way(2), None);

@@ -163,8 +163,9 @@ impl Producer {
 
     /// Takes a WQE slot and `units` of the window, and a CQ slot for a work request that is `signaled`: all of them or
     /// none. Payload that does not fit before the end of what is used of the window ([`Producer::use_window`]) goes to the
-    /// window's beginning. A NOP then gives the rest of the ring back, where the payload's own reservation can't: if only a
-    /// part of the window is used, and if ring's end and payload are longer together than the ring.
+    /// window's beginning. In two cases a NOP with a slot of its own gives the rest of the ring back first: if only a part of
+    /// the window is used, and if ring's end and payload together are longer than the ring. The NOP may be published though
+    /// nothing else is taken.
     pub fn reserve(&mut self, units: u64, signaled: bool) -> Option<Reservation> {
         let ring = 1u64 << self.geometry.window_log;
         let mut pos = self.units & (ring - 1);
@@ -215,7 +216,7 @@ impl Producer {
 
     /// Takes what `record` with a payload of `length` bytes in the window needs, for somebody
     /// else to push it there: the reservation, and the WQE to [`Producer::publish`] once the
-    /// payload is there. `None` without credit, and then nothing was taken.
+    /// payload is there. `None` without credit: then at most a NOP was published, which gives the ring's end back.
     pub fn stage(&mut self, record: Record, length: usize) -> Option<(Reservation, RecordWords)> {
         let units = length.div_ceil(UNIT) as u64;
         let taken = self.reserve(units, record.has(Record::SIGNALED))?;
@@ -226,8 +227,8 @@ impl Producer {
 
     /// Pushes `payload` and publishes the work request: inline if `record` says so, else
     /// by way of the window, or of nothing where it names a region (then `payload`
-    /// gives the length alone). The slot taken; `None` without credit, and then nothing
-    /// was taken.
+    /// gives the length alone). The slot taken; `None` without credit: then at most a NOP was
+    /// published, which gives the ring's end back.
     ///
     /// # Safety
     /// As [`Producer::push`]; a payload that lies in a region is not read.

@@ -164,6 +164,12 @@ fn p3_p4_p6_gpu_memory_is_pushed_and_pulled() {
         let mut long = command("traffic --processes --version 11 --groups 40 --in-flight 4 --max 9000000");
         long.env("PUSHGATE_NET_WINDOW_SIZE", "4M");
         run_with(long, &GPU);
+        // Shares of the bound that are shorter than a slice: the first bytes of each window are used over and over.
+        for how in ["--groups 40 --max 9000000", "--groups 150 --max 120000"] {
+            let mut bound = command(&format!("traffic --processes --version 11 --in-flight 4 {how}"));
+            bound.envs([("PUSHGATE_NET_WINDOW_SIZE", "4M"), ("PUSHGATE_NET_UNDER_WAY", "64K")]);
+            run_with(bound, &GPU);
+        }
     }
     // Sent from the host, received by a GPU's engine.
     let host = format!("traffic --processes --version 11 --groups {groups} --in-flight 8 --max 120000");

@@ -50,6 +50,12 @@ fn the_last_level_cache_is_the_sum_of_the_caches_of_the_highest_level() {
         cache(cpu, 3, "3", "307200K", if cpu < 2 { "0-1" } else { "2-3" });
     }
     assert_eq!(read(), Some(2 * (300 << 20)));
+    // Processors that are numbered in turn have long lists.
+    let odd: Vec<String> = (0..112).map(|i| (2 * i + 1).to_string()).collect();
+    for cpu in 2..4 {
+        cache(cpu, 3, "3", "307200K", &odd.join(","));
+    }
+    assert_eq!(read(), Some(2 * (300 << 20)));
     // What is no number is left out.
     cache(2, 3, "3", "many", "2-3");
     assert_eq!(read(), Some(2 * (300 << 20)), "another core tells of the same cache");

@@ -71,6 +71,8 @@ unsafe impl Sync for TunerV6 {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Known {
     ranks: usize,
+    /// Each rank is a node by itself, so that all messages go over this plugin.
+    alone_on_nodes: bool,
     /// LL128 may be taken for any collective of the communicator ([`lands_whole`]).
     ll128: bool,
     /// Messages of the protocol LL arrive in host memory ([`crate::calls`]).
@@ -80,12 +82,14 @@ struct Known {
 impl Known {
     /// As a context, in place of an address. Never zero, because a communicator has a rank.
     fn to_word(self) -> usize {
-        self.ranks << 2 | usize::from(self.ll_on_host) << 1 | usize::from(self.ll128)
+        let flags = [self.alone_on_nodes, self.ll_on_host, self.ll128];
+        flags.iter().fold(self.ranks, |word, flag| word << 1 | usize::from(*flag))
     }
 
     /// The context's meaning; `None` where the network is not ours.
     fn of_word(word: usize) -> Option<Self> {
-        let known = Known { ranks: word >> 2, ll128: word & 1 == 1, ll_on_host: word & 2 == 2 };
+        let flag = |bit: usize| word >> bit & 1 == 1;
+        let known = Known { ranks: word >> 3, alone_on_nodes: flag(2), ll_on_host: flag(1), ll128: flag(0) };
         (word != 0).then_some(known)
     }
 }
@@ -109,7 +113,8 @@ fn begin(ranks: usize, nodes: usize, v5: bool, logger: Logger, context: *mut *mu
         let ours = nodes > 1 && plugin::properties().is_ok_and(|p| p.takes_gpu_memory());
         let level = std::env::var_os("NCCL_NET_GDR_LEVEL");
         let ll128 = lands_whole(ranks, nodes, v5, level.as_deref());
-        let known = Known { ranks, ll128, ll_on_host: path::ll_lands_on_host() };
+        let ll_on_host = path::ll_lands_on_host();
+        let known = Known { ranks, alone_on_nodes: nodes == ranks, ll128, ll_on_host };
         let word = if ours { known.to_word() } else { 0 };
         // SAFETY: NCCL gives a place that can be written.
         unsafe { *context = std::ptr::without_provenance_mut(word) };
@@ -148,18 +153,25 @@ unsafe extern "C" fn info(
         let (algorithms, protocols) = (algorithms.max(0) as usize, protocols.max(0) as usize);
         let Some(known) = Known::of_word(context.addr()) else { return Ok(()) };
         let free = !pinned();
-        let choice = tuning::choose(collective(function), bytes, known.ranks, free && known.ll_on_host);
+        let mut choice = tuning::choose(bytes, known.ranks);
         let costs = match costs.is_null() {
             true => &mut [],
             // SAFETY: NCCL's table of algorithms by protocols, which is ours until the call returns.
             false => unsafe { std::slice::from_raw_parts_mut(costs, algorithms * protocols) },
         };
         match choice.protocols {
-            Protocols::All => {}
-            Protocols::RingLl => take_on_ring(costs, protocols, LL),
+            Protocols::All => {
+                let around = free
+                    && known.alone_on_nodes
+                    && known.ll_on_host
+                    && tuning::ll_goes_around(collective(function), bytes, known.ranks);
+                if around && take_ll(costs, protocols) {
+                    choice.channels = 1;
+                }
+            }
             Protocols::Ll128 if free && known.ll128 => {
                 shun_ll(costs, protocols);
-                take_on_ring(costs, protocols, LL128);
+                take_ll128(costs, protocols);
             }
             Protocols::Ll128 | Protocols::WithoutLl => shun_ll(costs, protocols),
         }
@@ -188,15 +200,26 @@ fn shun_ll(costs: &mut [f32], protocols: usize) {
     ll.filter(|(_, cost)| **cost >= 0.0).for_each(|(_, cost)| *cost = DEAR);
 }
 
-/// Makes a protocol on the ring the first choice in a table of costs, if the ring is there for the collective.
+/// Makes LL on the ring the first choice in a table of costs, if it is there for the collective. False: it is not, and the table is
+/// as before.
+fn take_ll(costs: &mut [f32], protocols: usize) -> bool {
+    let ring = costs.chunks_exact_mut(protocols.max(1)).nth(RING);
+    let Some(cost) = ring.and_then(|ring| ring.get_mut(LL)).filter(|cost| **cost >= 0.0) else {
+        return false;
+    };
+    *cost = 0.0;
+    true
+}
+
+/// Makes LL128 on the ring the first choice in a table of costs, if the ring is there for the collective.
 ///
 /// NCCL marks LL128 as out, because it is told no place of the device on PCIe (`props.rs`); NCCL 2.31 and later then take no
 /// protocol that is marked, whatever it costs. On the ring NCCL has kernels of every
 /// protocol for each collective that has a ring; other algorithms have none of LL128 in part, so they stay as they are.
-fn take_on_ring(costs: &mut [f32], protocols: usize, protocol: usize) {
+fn take_ll128(costs: &mut [f32], protocols: usize) {
     let Some(ring) = costs.chunks_exact_mut(protocols.max(1)).nth(RING) else { return };
     let there = ring.iter().any(|cost| *cost >= 0.0);
-    if let (true, Some(cost)) = (there, ring.get_mut(protocol)) {
+    if let (true, Some(cost)) = (there, ring.get_mut(LL128)) {
         *cost = 0.0;
     }
 }
@@ -267,8 +290,9 @@ mod tests {
 
     #[test]
     fn a_context_keeps_the_ranks_and_whether_ll128_may_be_taken() {
-        for (ll128, ll_on_host) in [(true, false), (false, true), (true, true), (false, false)] {
-            let known = Known { ranks: 64, ll128, ll_on_host };
+        for flags in 0..8 {
+            let [alone_on_nodes, ll128, ll_on_host] = [4, 2, 1].map(|bit| flags & bit != 0);
+            let known = Known { ranks: 64, alone_on_nodes, ll128, ll_on_host };
             assert_eq!(Known::of_word(known.to_word()), Some(known));
         }
         assert_eq!(Known::of_word(0), None);
@@ -286,19 +310,41 @@ mod tests {
     }
 
     #[test]
+    fn ll_is_the_first_choice_on_the_ring_where_it_is_there() {
+        // Tree, ring, another: LL, LL128, Simple.
+        let mut costs = [1.0, -1.0, 3.0, 4.0, -1.0, 5.0, -1.0, -1.0, 2.0];
+        assert!(take_ll(&mut costs, 3));
+        assert_eq!(costs, [1.0, -1.0, 3.0, 0.0, -1.0, 5.0, -1.0, -1.0, 2.0]);
+        assert!(takes_ll(&costs, 3));
+        let mut out = [1.0, -1.0, 3.0, -1.0, -1.0, 5.0, -1.0, -1.0, 2.0];
+        let before = out;
+        assert!(!take_ll(&mut out, 3) && out == before, "{out:?}");
+        assert!(!take_ll(&mut [], 3) && !take_ll(&mut [], 0) && !take_ll(&mut [1.0], 1));
+    }
+
+    #[test]
+    fn collectives_are_told_apart_by_their_numbers() {
+        use Collective::{AllReduce, Gathered, Other};
+        // Broadcast, Reduce, AllGather, ReduceScatter, AllReduce, SendRecv.
+        let all: Vec<Collective> = (0..6).map(collective).collect();
+        assert_eq!(all, [Other, Other, Gathered, Gathered, AllReduce, Other]);
+        assert_eq!(collective(-1), Other);
+    }
+
+    #[test]
     fn ll128_is_the_first_choice_on_the_ring_alone_and_only_where_the_ring_is_there() {
         // Tree, ring, another: LL, LL128, Simple.
         let mut costs = [1.0, -1.0, 3.0, 4.0, -1.0, 5.0, -1.0, -1.0, 2.0];
-        take_on_ring(&mut costs, 3, LL128);
+        take_ll128(&mut costs, 3);
         assert_eq!(costs, [1.0, -1.0, 3.0, 4.0, 0.0, 5.0, -1.0, -1.0, 2.0]);
         let mut without = [1.0, -1.0, 3.0, -1.0, -1.0, -1.0];
-        take_on_ring(&mut without, 3, LL128);
+        take_ll128(&mut without, 3);
         assert_eq!(without, [1.0, -1.0, 3.0, -1.0, -1.0, -1.0]);
         // Tables of no or other shapes are left alone.
-        take_on_ring(&mut [], 3, LL128);
-        take_on_ring(&mut [], 0, LL128);
+        take_ll128(&mut [], 3);
+        take_ll128(&mut [], 0);
         let mut narrow = [1.0, 2.0];
-        take_on_ring(&mut narrow, 1, LL128);
+        take_ll128(&mut narrow, 1);
         assert_eq!(narrow, [1.0, 2.0]);
     }
 }

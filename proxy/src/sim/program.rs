@@ -300,7 +300,8 @@ impl Program {
         }
         let units = if draft.way == Way::Window { (draft.length as u64).div_ceil(UNIT as u64) } else { 0 };
         let before = self.producer.slots();
-        self.producer.use_window(self.usable(before));
+        let usable = self.usable(before);
+        self.producer.use_window(usable);
         let reservation = self.producer.reserve(units, draft.signaled);
         let padded = self.producer.slots() > before + reservation.is_some() as u64;
         if padded {
@@ -310,6 +311,12 @@ impl Program {
             self.next = Some(draft);
             return Ok(if padded { Did::Padded } else { Did::Nothing });
         };
+        if units <= usable && reservation.place + units > usable {
+            return Err(broken(
+                1,
+                format!("{units} units at unit {} of {usable} that are used", reservation.place),
+            ));
+        }
         let number = out.messages.len() as u32;
         let wr_id = mix(number as u64 ^ self.seed << 7) as u32;
         let tag = Self::tag(self.seed, out.sends().into(), self.facts.peer_posts);

@@ -37,8 +37,8 @@ pub(super) fn last_level_cache(sys: &mut Files) -> Option<u64> {
                     .and_then(|kib| kib.checked_mul(1024))
             });
             let (Some(level), Some(size)) = (level, size) else { continue };
-            // A processor that does not say with whom it shares a cache has the cache alone.
-            let shared = sys.word(&format!("{at}/shared_cpu_list")).unwrap_or_else(|| cpu.clone());
+            // A list of many processors is longer than a word. A processor without a list has the cache alone.
+            let shared = sys.text(&format!("{at}/shared_cpu_list")).unwrap_or_else(|| cpu.clone());
             if level > last.0 {
                 last = (level, BTreeMap::new());
             }

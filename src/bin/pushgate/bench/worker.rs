@@ -225,7 +225,8 @@ fn lease(worker: &Worker, stream: &Stream, count: usize) -> Result<f64> {
     Ok(times[count / 2].as_nanos() as f64 / 1e3)
 }
 
-/// The blocks that copy one way of these.
+/// The blocks that copy long messages one way of these. Short pulls are shared by fewer blocks, and the ceiling beside them is that of
+/// all.
 fn shape(options: &WorkerOptions, way: Direction, ways: &[Direction]) -> (usize, u32) {
     match way {
         Direction::Push if ways.len() > 1 => (0, options.pushers.min(options.pushers_beside_pulls)),
