@@ -80,7 +80,6 @@ impl Comm {
             inbound: _,
             registrations,
         } = joined;
-        let share = Share::new(runtime.under_way.clone());
         let mut end = CommEnd::new(runtime, role, line, (qp, mailbox, lane, registrations))?;
         end.reaches = reaches;
         if end.lane.gpu.as_ref().is_some_and(|gpu| gpu.copies()) {
@@ -98,8 +97,9 @@ impl Comm {
                     let text = "the receiving end does not show its receives: load the same build on both";
                     return Err(Failure::new(Code::Remote, text));
                 };
-                let longest = (whole, longest);
-                let sender = Sender::new(producer, share, receives, longest, window, regions, in_record);
+                let share = Share::new(end.runtime.loaded.under_way.clone());
+                let limits = (whole, longest);
+                let sender = Sender::new(producer, share, receives, limits, window, regions, in_record);
                 Side::Send(Box::new(Exclusive::new(sender)))
             }
             Role::Receive => Side::Receive(Box::new(Exclusive::new(Receiver::new(producer, flusher)))),

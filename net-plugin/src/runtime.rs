@@ -46,8 +46,8 @@ pub struct Loaded {
     pub gpu: Option<Mutex<Option<Opened>>>,
     /// What NCCL was told about GPU memory.
     told: Option<Told>,
-    /// The most bytes that all connections may have under way in their windows, where GPUs copy.
-    under_way: Option<u64>,
+    /// What all connections have under way in their windows. Bounded where GPUs copy.
+    pub under_way: Arc<UnderWay>,
 }
 
 /// The running threads and their state.
@@ -58,8 +58,6 @@ pub struct Runtime {
     /// Where `tcp` queue pairs meet their other ends, from the first one on.
     tcp: Mutex<Option<Arc<Host>>>,
     pub loaded: Arc<Loaded>,
-    /// What all connections have under way in their windows.
-    pub under_way: Arc<UnderWay>,
     /// What ends with the runtime, for the runtime's owner.
     _keep: Keep,
     next_seed: AtomicU64,
@@ -182,12 +180,11 @@ impl Loaded {
         if settings.qp == QpKind::Auto && rdma.is_some() && path.gpu.is_some() {
             log::init(&format!("over local queue pairs: {}", path::OVER_LOCAL));
         }
-        let mut under_way = None;
-        if path.gpu.is_some() {
-            let (most, why) = under_way::bound(&settings);
+        let bound = path.gpu.is_some().then(|| under_way::bound(&settings));
+        let under_way = UnderWay::new(bound.and_then(|(most, why)| {
             log::init(&why);
-            under_way = most;
-        }
+            most
+        }));
         let identity = Identity::here();
         let (gpu, told) = (path.gpu, path.told);
         let loaded = Loaded { settings, identity, rdma, no_rdma, tcp, properties, gpu, told, under_way };
@@ -279,10 +276,10 @@ impl Runtime {
         change(&mut settings);
         let properties = Properties::local(false);
         let (identity, no_rdma) = (Identity::here(), Some("a test has none".into()));
-        let under_way = match settings.net_under_way {
+        let under_way = UnderWay::new(match settings.net_under_way {
             AutoOr::Is(bytes) => Some(bytes),
             _ => None,
-        };
+        });
         let (rdma, tcp, gpu, told) = (None, None, None, None);
         let loaded = Loaded { settings, identity, rdma, no_rdma, tcp, properties, gpu, told, under_way };
         Arc::new(Runtime::start(Arc::new(loaded), Arc::new(())).expect("a thread"))
@@ -296,7 +293,6 @@ impl Runtime {
             watch: Watch::start(loaded.dialled_again())?,
             lanes: Mutex::default(),
             tcp: Mutex::default(),
-            under_way: UnderWay::new(loaded.under_way),
             loaded,
             _keep: keep,
             next_seed: AtomicU64::new(0),

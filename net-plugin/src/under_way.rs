@@ -143,6 +143,7 @@ pub fn bound(settings: &PluginSettings) -> (Option<u64>, String) {
         }
         AutoOr::None => (None, "no bound of what is under way in all windows, as net-under-way says".into()),
         AutoOr::Auto => {
+            // A launcher's variable that is wrong counts as none: where it is used, it is named.
             let told = Membership::of_process(&settings.common).ok().flatten().and_then(|m| m.local_size);
             let topology = Sysfs::host().read();
             // Without a launcher's word each GPU has a rank.

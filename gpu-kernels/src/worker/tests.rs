@@ -109,6 +109,7 @@ fn shapes(executor: &Arc<dyn Executor>) -> Vec<WorkerOptions> {
                 threads: 96,
                 push_slice: 1000,
                 pull_slice: 700,
+                short_pull: 3000,
                 ..few
             },
         ]
@@ -119,10 +120,13 @@ fn shapes(executor: &Arc<dyn Executor>) -> Vec<WorkerOptions> {
                 pushers: 3,
                 pushers_beside_pulls: 2,
                 bulk: 3000,
-                pullers: 3,
+                // Two of them share a short pull, three take turns with short ones, and all share a long one.
+                pullers: 5,
                 threads: 2,
                 push_slice: 1000,
                 pull_slice: 700,
+                short_pull: 3000,
+                short_pull_slice: 500,
                 ..few
             },
         ]
