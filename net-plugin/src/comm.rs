@@ -317,10 +317,17 @@ impl Comm {
 }
 
 impl Drop for Comm {
-    /// Waits for the GPU's pushes under way, after which the window may be unmapped.
+    /// Waits for the GPU's pushes under way, after which the window may be unmapped, and until the peer has what was sent.
     fn drop(&mut self) {
         let Side::Send(sender) = &self.side else { return };
         let settled = sender.enter(|s| s.settle(&self.end)).unwrap_or(false);
+        // Where another thread has failed on the connection nobody knows what was sent.
+        if sender.enter(|s| s.linger(&self.end)) == Some(false) {
+            log::warn(&format!(
+                "{}: closed although the peer has yet to get messages that were sent: it answers nothing",
+                self.end
+            ));
+        }
         if !settled {
             log::warn(&format!(
                 "{}: the GPU still pushes into its window, so the window stays mapped",

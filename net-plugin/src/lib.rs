@@ -20,6 +20,7 @@ mod handshake;
 mod identity;
 mod join;
 mod large;
+mod linger;
 mod listening;
 mod log;
 mod path;

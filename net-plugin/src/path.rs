@@ -255,6 +255,11 @@ pub enum Slices {
     Region { key: u32, offset: u64 },
 }
 
+/// Host memory up to this length is copied into the window though the queue pair could send it from where it lies, bytes. The
+/// copy takes less time than the program would wait for the peer's word that it has the message. Over `local` and `tcp` on two
+/// cores 4 KiB gained by it, and 16 KiB lost.
+const COPIED: usize = 8 << 10;
+
 /// The ways that a connection offers.
 #[derive(Clone, Copy)]
 pub struct Ways {
@@ -288,6 +293,7 @@ pub fn choose(data: usize, size: usize, mr: Option<&Mr>, ways: Ways) -> Result<P
         return Ok(Path::Inline);
     }
     Ok(match region {
+        Some(_) if size <= COPIED && !cuda => Path::Push,
         Some((key, offset)) if size <= longest => Path::Region { key, offset },
         Some((key, offset)) => Path::Slices(Slices::Region { key, offset }),
         None if size <= whole && cuda => Path::Worker,
@@ -308,8 +314,9 @@ mod tests {
         let choose = |size, mr: Option<&Mr>, regions| super::choose(0x1100, size, mr, ways(regions)).unwrap();
         assert_eq!(choose(0, None, true), Path::Inline);
         assert_eq!(choose(40, Some(&mr), true), Path::Inline);
-        assert_eq!(choose(41, Some(&mr), true), Path::Region { key: 9, offset: 0x100 });
-        assert_eq!(choose(41, None, true), Path::Push);
+        assert_eq!([41, COPIED].map(|size| choose(size, Some(&mr), true)), [Path::Push; 2]);
+        assert_eq!(choose(COPIED + 1, Some(&mr), true), Path::Region { key: 9, offset: 0x100 });
+        assert_eq!(choose(COPIED + 1, None, true), Path::Push);
         assert_eq!(choose(65536, Some(&mr), false), Path::Push);
         assert_eq!(choose(65537, Some(&mr), false), Path::Slices(Slices::Copied));
         assert_eq!(choose(1 << 19, Some(&mr), true), Path::Region { key: 9, offset: 0x100 });
@@ -320,8 +327,8 @@ mod tests {
             super::choose(0x1100, size, mr, Ways { in_record: false, ..ways(regions) }).unwrap()
         };
         assert_eq!(written(0, Some(&mr), true), Path::Inline);
-        assert_eq!(written(1, Some(&mr), true), Path::Region { key: 9, offset: 0x100 });
-        assert_eq!(written(1, None, true), Path::Push);
+        assert_eq!(written(1, Some(&mr), true), Path::Push);
+        assert_eq!(written(COPIED + 1, Some(&mr), true), Path::Region { key: 9, offset: 0x100 });
         let pushed = Mr { cuda: true, pushed: true, ..mr };
         assert_eq!(choose(0, Some(&pushed), true), Path::Inline);
         assert_eq!(

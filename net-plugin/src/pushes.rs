@@ -55,6 +55,12 @@ impl Pushes {
         self.queue.is_empty()
     }
 
+    /// Whether no push into a slot is under way, or into one before it.
+    #[inline]
+    pub fn has_done(&self, slot: u64) -> bool {
+        self.queue.front().is_none_or(|first| first.slot > slot)
+    }
+
     /// Publishes the slots whose payload the GPU has pushed.
     #[inline]
     pub fn advance(&mut self, gpu: Option<&Gpu>, counts: &Counts, producer: &mut Producer) {

@@ -23,6 +23,7 @@ use pushgate_proxy::memory::Keep;
 use crate::error::{Code, Failure, Result};
 use crate::gpu::{self, Gpu};
 use crate::identity::Identity;
+use crate::linger::Lingered;
 use crate::listening::{listen_tcp, own_address};
 use crate::log;
 use crate::path::{self, Choice, Opened, OverRdma, Told};
@@ -58,6 +59,7 @@ pub struct Runtime {
     /// Where `tcp` queue pairs meet their other ends, from the first one on.
     tcp: Mutex<Option<Arc<Host>>>,
     pub loaded: Arc<Loaded>,
+    pub lingered: Lingered,
     /// What ends with the runtime, for the runtime's owner.
     _keep: Keep,
     next_seed: AtomicU64,
@@ -294,6 +296,7 @@ impl Runtime {
             lanes: Mutex::default(),
             tcp: Mutex::default(),
             loaded,
+            lingered: Lingered::default(),
             _keep: keep,
             next_seed: AtomicU64::new(0),
         })

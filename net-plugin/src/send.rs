@@ -1,6 +1,6 @@
 //! The sending end of a connection: how messages leave, and when their requests are done.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Opcode, Record};
@@ -20,8 +20,15 @@ use crate::pushes::Pushes;
 use crate::registration::Mr;
 use crate::under_way::Share;
 
+/// A message of so many bytes, or fewer, is done once its payload has left the program's memory: it is in its WQE or in the
+/// window, and the engine sends it from there. So the program's next message need not wait until the peer has told that it has
+/// this one. A longer message is done when the peer has it: that wait is little beside the time that its bytes take.
+const SHORT: usize = 64 << 10;
+
 struct Sent {
     size: usize,
+    /// The program's memory is free once the payload is in the WQE or in the window.
+    leaves: bool,
     /// The message's last slot, and how many messages of the connection came before it. `None`
     /// while slices of it are still to be posted, or if the connection had ended before it.
     last: Option<(u64, u64)>,
@@ -60,6 +67,8 @@ pub struct Sender {
     pool: Pool<Sent>,
     messages: u64,
     sends: u64,
+    /// Slots up to the last one whose request was done, whether or not the peer has its message.
+    done: u64,
     sums: large::Sums,
     large: Option<Outgoing>,
 }
@@ -84,7 +93,7 @@ impl Sender {
         // At most one push for each slot.
         let pushes = Pushes::new(window, 1 << SLOTS_LOG);
         let (pool, sums) = (Pool::new(), large::Sums::default());
-        let (messages, sends, large) = (0, 0, None);
+        let (messages, sends, done, large) = (0, 0, 0, None);
         Sender {
             producer,
             share,
@@ -97,6 +106,7 @@ impl Sender {
             pool,
             messages,
             sends,
+            done,
             sums,
             large,
         }
@@ -114,6 +124,30 @@ impl Sender {
                 return false;
             }
             std::thread::yield_now();
+        }
+    }
+
+    /// Waits until the peer has all messages whose requests were done, or the connection has ended. False if that takes longer
+    /// than connections of this process may still wait ([`crate::linger`]).
+    pub fn linger(&self, end: &CommEnd) -> bool {
+        let (began, allowed) = (Instant::now(), end.runtime.lingered.left());
+        loop {
+            // The end first: what the peer had before it is then seen below.
+            let ended = self.producer.status().is_some();
+            if self.producer.delivered() >= self.done || ended {
+                return true;
+            }
+            let waited = began.elapsed();
+            if waited > allowed {
+                end.runtime.lingered.in_vain(waited);
+                return false;
+            }
+            // NCCL's thread may be the one that moves the connection on.
+            end.lane.drive(end.qp);
+            match waited < Duration::from_micros(100) {
+                true => std::thread::yield_now(),
+                false => std::thread::sleep(Duration::from_micros(50)),
+            }
         }
     }
 
@@ -172,7 +206,7 @@ impl Sender {
         let Some(request) = self.pool.free() else { return Ok(None) };
         if ended {
             // The request's test returns how the connection ended.
-            self.pool.fill(Sent { size, last: None });
+            self.pool.fill(Sent { size, leaves: false, last: None });
             return Ok(Some(request));
         }
         // The first SEND of a message in slices must be the next SEND.
@@ -180,9 +214,7 @@ impl Sender {
             return Ok(None);
         }
         // A message that no receive fits would hold up later messages of other tags.
-        if self.receives.find(tag).is_none() {
-            return Ok(None);
-        }
+        let Some(receive) = self.receives.find(tag) else { return Ok(None) };
         let record = Record { tag, ..Record::new(Opcode::Send) };
         let record = match path {
             Path::Inline => Record { flags: Record::INLINE, ..record },
@@ -194,7 +226,7 @@ impl Sender {
                 let most = if let Slices::Region { .. } = slices { self.longest } else { self.whole };
                 self.large = Some(Outgoing::new(request, data, size, tag, slices, most));
                 self.receives.take(tag);
-                self.pool.fill(Sent { size, last: None });
+                self.pool.fill(Sent { size, leaves: false, last: None });
                 self.advance_large(end)?;
                 return Ok(Some(request));
             }
@@ -221,7 +253,10 @@ impl Sender {
             self.share.sent();
         }
         self.receives.take(tag);
-        self.pool.fill(Sent { size, last: Some((slot, self.messages)) });
+        // The engine refuses a message that is too long for its receive: its request ends with the connection.
+        let fits = size <= receive.length as usize;
+        let leaves = fits && size <= SHORT && !record.has(Record::REGION);
+        self.pool.fill(Sent { size, leaves, last: Some((slot, self.messages)) });
         self.messages += 1;
         self.sends += 1;
         Ok(Some(request))
@@ -298,9 +333,12 @@ impl Sender {
         }
         let sent = self.pool.get(request)?;
         if let Some((slot, number)) = sent.last
-            && (self.producer.retired() > slot || status.is_some() && end.peer_has(number))
+            && (sent.leaves && status.is_none() && self.pushes.has_done(slot)
+                || self.producer.retired() > slot
+                || status.is_some() && end.peer_has(number))
         {
             size(0, sent.size);
+            self.done = self.done.max(slot + 1);
             self.pool.empty(request);
             if matches!(self.regions, Regions::Unknown(at) if self.messages >= at) {
                 self.ask(end)?;

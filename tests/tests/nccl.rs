@@ -339,6 +339,17 @@ fn p7_memory_is_deregistered_though_the_peer_that_reads_it_stands_still() {
     run("stopped");
 }
 
+/// With a thread of the plugin or NCCL's own to carry the connections, over `tcp`; over other queue pairs the first alone.
+#[test]
+fn p5_short_messages_that_are_done_arrive_though_their_connection_is_closed_at_once() {
+    run("early");
+    for threads in ["0", "2"] {
+        let tcp =
+            [("PUSHGATE_QP", "tcp"), ("PUSHGATE_HOST", "127.0.0.1"), ("PUSHGATE_NET_TCP_THREADS", threads)];
+        run_with(command("early"), &tcp);
+    }
+}
+
 #[test]
 fn p7_a_peer_that_is_killed_ends_its_requests() {
     for version in &[11, 10][..times(2, 1)] {

@@ -155,10 +155,11 @@ impl Endpoint {
         self.here.qp.region_sends()
     }
 
-    /// Whether the link has something to tell the peer that waits for the next passes.
+    /// Whether something waits for the next passes that the program may not ask for: what the link has yet to tell the peer or to
+    /// send, or a WQE that has no permit yet.
     #[inline]
     pub fn owes(&self) -> bool {
-        self.is_live() && self.here.qp.owes()
+        self.is_live() && (self.here.qp.owes() || self.outbound.is_pending())
     }
 
     /// Whether our RDMA device has registered a region.

@@ -9,6 +9,7 @@
 pub mod closing;
 mod cores;
 mod cuda;
+mod early;
 mod fair;
 pub(crate) mod forked;
 mod mixed;

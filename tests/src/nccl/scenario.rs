@@ -258,7 +258,7 @@ pub(super) fn loopback(plugin: &Plugin, ctx: Ptr) -> Ends {
 
 /// Tests a request that needs nothing else, without a place for its size, until it is done or has
 /// failed.
-fn wait(plugin: &Plugin, request: Ptr) -> Result<(), super::table::Failed> {
+pub(super) fn wait(plugin: &Plugin, request: Ptr) -> Result<(), super::table::Failed> {
     let begin = Instant::now();
     // SAFETY: our own request, not done yet.
     while !unsafe { plugin.test(request, None)? } {
@@ -810,12 +810,7 @@ pub fn stopped(o: &Options) {
         wait(&plugin, s).expect("send");
     }
     peer.barrier();
-    let pid = rustix::process::Pid::from_child(&child);
-    rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("kill");
-    // Until all of the peer's threads are stopped, including its engine's.
-    let stopped =
-        rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::UNTRACED).expect("waitpid");
-    assert!(stopped.is_some_and(|(_, status)| status.stopped()), "the sleeper is not stopped: {stopped:?}");
+    stop(&child);
     let s = send(&plugin, ends, &buffer, buffer.bytes(), 1, mr).expect("room");
     // So that the message is on its way.
     std::thread::sleep(Duration::from_millis(100));
@@ -828,6 +823,15 @@ pub fn stopped(o: &Options) {
     wait(&plugin, s).expect_err("no receive took it");
     close(&plugin, ends);
     plugin.finalize(ctx).expect("finalize");
+}
+
+/// Stops all threads of a rank that is a process, its engine's too.
+pub(super) fn stop(child: &Child) {
+    let pid = rustix::process::Pid::from_child(child);
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("kill");
+    let stopped =
+        rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::UNTRACED).expect("waitpid");
+    assert!(stopped.is_some_and(|(_, status)| status.stopped()), "the rank is not stopped: {stopped:?}");
 }
 
 /// The other rank of [`stopped`], with one receive more than it waits for.
@@ -978,13 +982,14 @@ pub const NCCL: [(&str, Scenario); 7] = [
 ];
 
 /// Scenarios with what this project's plugin promises beyond that.
-pub const OWN: [(&str, Scenario); 19] = [
+pub const OWN: [(&str, Scenario); 20] = [
     ("garbage", garbage),
     ("setting", setting),
     ("forked", super::forked::forked),
     ("killed", killed),
     ("stopped", stopped),
     ("closing", super::closing::closing),
+    ("early", super::early::early),
     ("lost", lost),
     ("deregister", deregister),
     ("queue", super::profiling::queue),
@@ -1001,12 +1006,13 @@ pub const OWN: [(&str, Scenario); 19] = [
 ];
 
 /// Functions of processes that a scenario starts.
-const SECOND: [(&str, Scenario); 9] = [
+const SECOND: [(&str, Scenario); 10] = [
     ("rank-1", rank_1),
     ("victim", victim),
     ("sleeper", sleeper),
     ("lost-rank", lost_rank),
     ("closing-rank", super::closing::closing_rank),
+    ("early-rank", super::early::second),
     ("speed-rank", super::speed::second),
     ("fair-rank", super::fair::second),
     ("recovering-rank", super::recovering::second),

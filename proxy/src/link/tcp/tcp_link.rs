@@ -525,7 +525,7 @@ impl Link for TcpLink {
 
     #[inline]
     fn owes(&self) -> bool {
-        (self.counts_due || self.has_news()) && self.wire.is_some()
+        (self.counts_due || self.has_news() || !self.outgoing.is_empty()) && self.wire.is_some()
     }
 
     #[inline]
