@@ -229,7 +229,8 @@ pub trait Link: Receives + OwnRegions + PeerMemory + Waking + Send {
         0
     }
 
-    /// Whether something that the peer is to be told waits for the next passes. They should come soon, whether there is other work or not.
+    /// Whether something that the peer is to be told, or that is to be sent, waits for the next passes. They should come soon, whether
+    /// there is other work or not.
     fn owes(&self) -> bool {
         false
     }

@@ -260,6 +260,33 @@ fn p5_p8_a_region_stays_while_a_frame_lands_in_it_and_while_the_wire_reads_out_o
 }
 
 #[test]
+fn an_end_owes_itself_turns_until_the_wire_has_taken_all_of_its_message() {
+    let rig = Rig::new(1, Some(Habits { most: 9, ..Habits::PLAIN }));
+    let mut pair = rig.pair(WAY);
+    let key = pair[1].key;
+    assert!(!pair[0].endpoint.owes());
+    put(&mut pair[0], key, 7);
+    let turn = |end: usize, pair: &mut [End; 2]| {
+        rig.pass(pair, 1_000);
+        pair[end].poll();
+    };
+    let mut turns = 1;
+    turn(0, &mut pair);
+    while pair[0].endpoint.owes() {
+        turn(0, &mut pair);
+        turns += 1;
+        assert!(turns < 1_000, "the wire takes nothing more");
+    }
+    assert!(turns > 3, "320 bytes went in {turns} turns of few bytes each");
+    // This end has done its part: the other one finds all of the message without it.
+    let arrived = (0..1_000).any(|_| {
+        turn(1, &mut pair);
+        pair[1].device.signal(0) == 7
+    });
+    assert!(arrived, "something of the message was not sent");
+}
+
+#[test]
 fn p5_a_slot_is_given_back_when_the_wire_reads_it_no_more_though_the_peer_has_its_message() {
     let rig = Rig::new(3, Some(Habits { late: true, usual: 100_000, ..Habits::PLAIN }));
     let mut pair = rig.pair(WAY);
