@@ -239,11 +239,11 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "sim",
-        budget: 240,
+        budget: 180,
         when: When::Default,
         lane: Lane::Beside,
         needs: &[],
-        about: "clusters in virtual time, with faults, for 3 minutes; each fault planted in them is found",
+        about: "clusters in virtual time, with faults, for 2 minutes; each fault planted in them is found",
         run: simulate,
     },
     Step {
@@ -269,7 +269,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "vm",
-        budget: 665,
+        budget: 575,
         when: When::Default,
         lane: Lane::Main,
         needs: vm::NEEDS,
@@ -359,6 +359,15 @@ pub const STEPS: &[Step] = &[
         needs: vm::NEEDS,
         about: "the NCCL plugin over soft-RoCE on GPU memory, with the CPU executor as GPU, in a virtual machine",
         run: |bench| vm::step_of_one(bench, "nccl-gpu"),
+    },
+    Step {
+        name: "siw-faults",
+        budget: 150,
+        when: When::Full,
+        lane: Lane::Main,
+        needs: vm::NEEDS,
+        about: "software iWARP, in a virtual machine: ports, addresses and ranks that go; links that break and are replaced; the NCCL plugin",
+        run: |bench| vm::step_of_one(bench, "siw-faults"),
     },
     Step {
         name: "verbs-cm",
@@ -557,7 +566,7 @@ fn loom(bench: &mut Bench) -> Result<Outcome> {
 }
 
 /// Minutes that the step `sim` simulates on all cores. Counted as CPU time, because other steps run beside it.
-const SIM_MINUTES: usize = 3;
+const SIM_MINUTES: usize = 2;
 
 fn simulate(bench: &mut Bench) -> Result<Outcome> {
     let program = sim::build_with_tests(&bench.paths, bench.guard)?;

@@ -214,7 +214,7 @@ sleep 1
         name: "siw-faults",
         guests: 1,
         budget: 90,
-        default: true,
+        default: false,
         about: "software iWARP: ports, addresses and ranks that go; links that break and are replaced; the NCCL plugin",
         build: &[ALLREDUCE, PUSHGATE, &["test", "--package", "pushgate-tests", "--test", "nccl"]],
         devices: &[],
