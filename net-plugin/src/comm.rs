@@ -277,6 +277,8 @@ impl Comm {
         self.end.lane.rouse();
         let request = receiver.enter(|r| r.receive(&self.end, wanted));
         let request = request.ok_or_else(|| self.two_threads())??;
+        // Its message may be there already; over TCP the peer has yet to hear of the receive.
+        self.drive();
         Ok(request.map(|i| &self.requests[i as usize]))
     }
 

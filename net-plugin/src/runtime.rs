@@ -119,7 +119,7 @@ impl Lane {
     }
 
     /// Moves the connection of this queue pair on, where the caller drives: NCCL's own thread does, behind
-    /// each message that it posts and in each test.
+    /// each send and receive that it posts and in each test.
     #[inline]
     pub fn drive(&self, qp: QpId) {
         if self.drive == Drive::Caller {
