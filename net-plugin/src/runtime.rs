@@ -29,7 +29,7 @@ use crate::log;
 use crate::path::{self, Choice, Opened, OverRdma, Told};
 use crate::props::Properties;
 use crate::taken;
-use crate::under_way::{self, UnderWay};
+use crate::under_way::{self, Bound, UnderWay};
 use crate::watch::Watch;
 
 /// What the first init has read.
@@ -183,9 +183,9 @@ impl Loaded {
             log::init(&format!("over local queue pairs: {}", path::OVER_LOCAL));
         }
         let bound = path.gpu.is_some().then(|| under_way::bound(&settings));
-        let under_way = UnderWay::new(bound.and_then(|(most, why)| {
+        let under_way = UnderWay::new(bound.and_then(|(bound, why)| {
             log::init(&why);
-            most
+            bound
         }));
         let identity = Identity::here();
         let (gpu, told) = (path.gpu, path.told);
@@ -279,7 +279,7 @@ impl Runtime {
         let properties = Properties::local(false);
         let (identity, no_rdma) = (Identity::here(), Some("a test has none".into()));
         let under_way = UnderWay::new(match settings.net_under_way {
-            AutoOr::Is(bytes) => Some(bytes),
+            AutoOr::Is(most) => Some(Bound { most, each_gpu: false }),
             _ => None,
         });
         let (rdma, tcp, gpu, told) = (None, None, None, None);
@@ -333,11 +333,13 @@ impl Runtime {
     /// Calls `with` for the lanes of the GPU that is current on this thread; the first one is started if needed.
     fn with_lanes<T>(&self, with: impl FnOnce(&mut Lanes) -> Result<T>) -> Result<T> {
         let index = self.loaded.gpu.as_ref().and_then(|_| gpu::current());
-        let mut lanes = self.lanes.lock().unwrap_or_else(|e| e.into_inner());
-        let lanes = match lanes.entry(index) {
+        let mut all = self.lanes.lock().unwrap_or_else(|e| e.into_inner());
+        let gpus = all.keys().filter(|of| of.is_some()).count();
+        let lanes = match all.entry(index) {
             Entry::Occupied(found) => found.into_mut(),
             Entry::Vacant(place) => {
                 let first = self.first_lane(index)?;
+                self.loaded.under_way.serves(gpus + usize::from(index.is_some()));
                 place.insert(Lanes { first, tcp: Vec::new(), given: 0 })
             }
         };

@@ -74,19 +74,43 @@ impl Count {
     }
 }
 
+/// How much of the host's bound a process has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bound {
+    /// Bytes that the process may have under way, or each of its GPUs.
+    pub most: u64,
+    /// Each GPU that the process uses has so much: nobody said how many ranks the host has, so each GPU counts as one.
+    pub each_gpu: bool,
+}
+
 /// The bound of a process, and how many of its connections send.
 pub struct UnderWay {
-    /// Units of 64 bytes in all windows of this process together; `None`: no bound.
+    /// Units of 64 bytes for a part of the process; `None`: no bound.
     most: Option<u64>,
+    each_gpu: bool,
+    /// Parts that the process has. Relaxed: the share of a moment ago does no harm.
+    parts: AtomicU64,
     /// A [`Count`]. Nothing else is read or written by way of it, so its accesses are relaxed: who sees it late takes the
     /// share of a moment ago.
     count: AtomicU64,
 }
 
 impl UnderWay {
-    /// A process whose connections may have `most` bytes under way; `None`: as many as their windows have.
-    pub fn new(most: Option<u64>) -> Arc<Self> {
-        Arc::new(UnderWay { most: most.map(|bytes| bytes / UNIT), count: AtomicU64::new(0) })
+    /// A process whose connections may have so much under way; `None`: as much as their windows have.
+    pub fn new(bound: Option<Bound>) -> Arc<Self> {
+        Arc::new(UnderWay {
+            most: bound.map(|bound| bound.most / UNIT),
+            each_gpu: bound.is_some_and(|bound| bound.each_gpu),
+            parts: AtomicU64::new(1),
+            count: AtomicU64::new(0),
+        })
+    }
+
+    /// The process uses so many GPUs.
+    pub fn serves(&self, gpus: usize) {
+        if self.each_gpu {
+            self.parts.store(gpus.max(1) as u64, Ordering::Relaxed);
+        }
     }
 }
 
@@ -107,7 +131,8 @@ impl Share {
     #[inline]
     pub fn units(&self) -> u64 {
         let count = || Count::of_word(self.of.count.load(Ordering::Relaxed));
-        self.of.most.map_or(u64::MAX, |most| most / count().connections())
+        let parts = || self.of.parts.load(Ordering::Relaxed);
+        self.of.most.map_or(u64::MAX, |most| most.saturating_mul(parts()) / count().connections())
     }
 
     /// The connection has sent a message through its window.
@@ -136,18 +161,21 @@ impl Share {
 }
 
 /// The bound for this process, and a sentence for the log.
-pub fn bound(settings: &PluginSettings) -> (Option<u64>, String) {
+pub fn bound(settings: &PluginSettings) -> (Option<Bound>, String) {
     match settings.net_under_way {
-        AutoOr::Is(bytes) => {
-            (Some(bytes), format!("{bytes} bytes under way in all windows, as net-under-way says"))
+        AutoOr::Is(most) => {
+            let why = format!("{most} bytes under way in all windows, as net-under-way says");
+            (Some(Bound { most, each_gpu: false }), why)
         }
         AutoOr::None => (None, "no bound of what is under way in all windows, as net-under-way says".into()),
         AutoOr::Auto => {
             // A launcher's variable that is wrong counts as none: where it is used, it is named.
             let told = Membership::of_process(&settings.common).ok().flatten().and_then(|m| m.local_size);
             let topology = Sysfs::host().read();
-            // Without a launcher's word each GPU has a rank.
-            let ranks = told.unwrap_or(topology.gpus.len() as u32).max(1);
+            let ranks = match told {
+                Some(ranks) => Ranks::Told(ranks.max(1)),
+                None => Ranks::Gpus((topology.gpus.len() as u32).max(1)),
+            };
             match path::findings(&topology).filter(|found| !found.both.is_empty()) {
                 Some(found) => of_probe(&found, ranks),
                 None => of_cache(Sysfs::host().last_level_cache(), ranks),
@@ -156,40 +184,51 @@ pub fn bound(settings: &PluginSettings) -> (Option<u64>, String) {
     }
 }
 
-/// The bound where `ranks` ranks share what a probe of this host found to cost nothing.
-fn of_probe(found: &Findings, ranks: u32) -> (Option<u64>, String) {
-    match found.under_way(ranks) {
-        Some(all) => {
-            let most = all / u64::from(ranks);
-            (
-                Some(most),
-                format!(
-                    "{most} bytes under way in all windows: {all}, by the probe, shared by {}",
-                    of(ranks)
-                ),
-            )
-        }
+/// Who shares what a host may have under way.
+#[derive(Clone, Copy)]
+enum Ranks {
+    /// So many ranks, as the launcher says.
+    Told(u32),
+    /// Nobody says how many ranks there are. So many GPUs, each of which counts as one.
+    Gpus(u32),
+}
+
+impl Ranks {
+    fn count(self) -> u32 {
+        let (Ranks::Told(n) | Ranks::Gpus(n)) = self;
+        n
+    }
+
+    /// The part of a process of what the host may have, `all` bytes, and a sentence that says where that comes from.
+    fn share(self, all: u64, by: &str) -> (Option<Bound>, String) {
+        let (most, each_gpu) = (all / u64::from(self.count()), matches!(self, Ranks::Gpus(_)));
+        let among = match self {
+            Ranks::Told(n) => format!("by {n} rank{} of this host", if n == 1 { "" } else { "s" }),
+            Ranks::Gpus(n) => format!(
+                "by {n} GPU{} of this host, so much for each that the process uses",
+                if n == 1 { "" } else { "s" }
+            ),
+        };
+        let why = format!("{most} bytes under way in all windows: {by}, shared {among}");
+        (Some(Bound { most, each_gpu }), why)
+    }
+}
+
+/// The bound where ranks share what a probe of this host found to cost nothing.
+fn of_probe(found: &Findings, ranks: Ranks) -> (Option<Bound>, String) {
+    match found.under_way(ranks.count()) {
+        Some(all) => ranks.share(all, &format!("{all}, by the probe")),
         None => (None, "no bound of what is under way in all windows: the probe found none".into()),
     }
 }
 
-/// So many ranks, as words.
-fn of(ranks: u32) -> String {
-    format!("{ranks} rank{} of this host", if ranks == 1 { "" } else { "s" })
-}
-
-/// The bound where `ranks` ranks share a last-level cache of so many bytes.
-fn of_cache(cache: Option<u64>, ranks: u32) -> (Option<u64>, String) {
+/// The bound where ranks share a last-level cache of so many bytes.
+fn of_cache(cache: Option<u64>, ranks: Ranks) -> (Option<Bound>, String) {
     let Some(cache) = cache else {
         let why = "no bound of what is under way in all windows: the last-level cache's size is not known";
         return (None, why.into());
     };
-    let most = cache / PART / u64::from(ranks);
-    let shared = of(ranks);
-    let why = format!(
-        "{most} bytes under way in all windows: an eighth of the last-level cache of {cache} bytes, shared by {shared}"
-    );
-    (Some(most), why)
+    ranks.share(cache / PART, &format!("an eighth of the last-level cache of {cache} bytes"))
 }
 
 #[cfg(test)]
@@ -198,7 +237,7 @@ mod tests {
 
     #[test]
     fn connections_that_send_share_the_bound_until_a_turn_has_passed_without_a_message_of_theirs() {
-        let all = UnderWay::new(Some(8 << 20));
+        let all = UnderWay::new(Some(Bound { most: 8 << 20, each_gpu: false }));
         let mut shares: Vec<Share> = (0..4).map(|_| Share::new(all.clone())).collect();
         let units = |parts: u64| (8 << 20) / UNIT / parts;
         assert_eq!(shares[0].units(), units(1), "nobody has sent");
@@ -222,7 +261,7 @@ mod tests {
 
     #[test]
     fn threads_that_send_at_once_are_all_counted() {
-        let all = UnderWay::new(Some(8 << 20));
+        let all = UnderWay::new(Some(Bound { most: 8 << 20, each_gpu: false }));
         let threads = 4;
         std::thread::scope(|scope| {
             for _ in 0..threads {
@@ -252,10 +291,26 @@ mod tests {
 
     #[test]
     fn the_bound_is_an_eighth_of_the_cache_for_all_ranks_of_the_host() {
-        let (most, why) = of_cache(Some(320 << 20), 4);
-        assert_eq!(most, Some(10 << 20));
-        assert!(why.contains("10485760 bytes") && why.contains("4 ranks"), "{why}");
-        assert_eq!(of_cache(None, 4).0, None);
+        let (bound, why) = of_cache(Some(320 << 20), Ranks::Told(4));
+        assert_eq!(bound, Some(Bound { most: 10 << 20, each_gpu: false }));
+        assert!(why.contains("10485760 bytes") && why.contains("by 4 ranks of this host"), "{why}");
+        assert_eq!(of_cache(None, Ranks::Told(4)).0, None);
+    }
+
+    #[test]
+    fn where_no_launcher_counts_the_ranks_a_process_has_a_part_for_each_gpu_that_it_uses() {
+        let (bound, why) = of_cache(Some(320 << 20), Ranks::Gpus(4));
+        assert_eq!(bound, Some(Bound { most: 10 << 20, each_gpu: true }));
+        assert!(why.contains("by 4 GPUs of this host, so much for each"), "{why}");
+        for (each_gpu, parts) in [(true, [1, 1, 4]), (false, [1; 3])] {
+            let all = UnderWay::new(Some(Bound { most: 10 << 20, each_gpu }));
+            let share = Share::new(all.clone());
+            let units = [0, 1, 4].map(|gpus| {
+                all.serves(gpus);
+                share.units()
+            });
+            assert_eq!(units, parts.map(|parts| parts * (10 << 20) / UNIT), "{each_gpu}");
+        }
     }
 
     #[test]
@@ -277,10 +332,10 @@ mod tests {
             text += &format!("[[both]]\ndevices = {devices}\nbytes = {}\nrate = {rate:.1}\n", mib << 20);
         }
         let found = Findings::parse(&text).unwrap();
-        let (most, why) = of_probe(&found, 4);
-        assert_eq!(most, Some(8 << 20));
+        let (bound, why) = of_probe(&found, Ranks::Told(4));
+        assert_eq!(bound, Some(Bound { most: 8 << 20, each_gpu: false }));
         assert!(why.contains("33554432, by the probe"), "{why}");
-        assert_eq!(of_probe(&found, 2).0, None, "two devices lost nothing");
+        assert_eq!(of_probe(&found, Ranks::Told(2)).0, None, "two devices lost nothing");
     }
 
     #[test]
@@ -290,7 +345,7 @@ mod tests {
             settings.net_under_way = under_way;
             bound(&settings).0
         };
-        assert_eq!(of(AutoOr::Is(3 << 20)), Some(3 << 20));
+        assert_eq!(of(AutoOr::Is(3 << 20)), Some(Bound { most: 3 << 20, each_gpu: false }));
         assert_eq!(of(AutoOr::None), None);
     }
 }
