@@ -295,10 +295,10 @@ impl Comm {
         Ok(request.map(|i| &self.requests[i as usize]))
     }
 
-    /// Moves the connection on, where NCCL's thread drives the engine.
+    /// Moves the connection on, where NCCL's thread drives the engine. False: another thread was at it.
     #[inline]
-    fn drive(&self) {
-        self.end.lane.drive(self.end.qp);
+    fn drive(&self) -> bool {
+        self.end.lane.drive(self.end.qp)
     }
 
     #[cold]
@@ -323,13 +323,8 @@ impl Drop for Comm {
     fn drop(&mut self) {
         let Side::Send(sender) = &self.side else { return };
         let settled = sender.enter(|s| s.settle(&self.end)).unwrap_or(false);
-        // Where another thread has failed on the connection nobody knows what was sent.
-        if sender.enter(|s| s.linger(&self.end)) == Some(false) {
-            log::warn(&format!(
-                "{}: closed although the peer has yet to get messages that were sent: it answers nothing",
-                self.end
-            ));
-        }
+        // Where a thread has failed on the connection its state is not to be relied on, and that was told.
+        sender.enter(|s| s.linger(&self.end));
         if !settled {
             log::warn(&format!(
                 "{}: the GPU still pushes into its window, so the window stays mapped",
@@ -354,8 +349,8 @@ impl Request {
             // What the GPU has pushed is published first, so that the engine posts it in this call and not in the next one.
             Side::Send(s) => s.enter(|s| {
                 s.advance_pushes(&comm.end);
-                comm.drive();
-                s.test(&comm.end, self.index, size)
+                let seen = comm.drive();
+                s.test(&comm.end, self.index, seen, size)
             }),
             Side::Receive(r) => {
                 comm.drive();

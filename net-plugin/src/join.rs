@@ -205,13 +205,22 @@ fn refused(why: impl std::fmt::Display) -> Failure {
     Failure::new(Code::Remote, format!("the other end's offer of a connection: {why}"))
 }
 
+/// A window of `window` bytes, or as long as an RDMA device's `longest` message allows: over RDMA no window is longer than that.
+fn window_within(window: u64, longest: Option<u32>) -> u64 {
+    longest.and_then(u32::checked_ilog2).map_or(window, |log| window.min(1 << log))
+}
+
 impl Own {
     fn new(runtime: &Runtime, role: Role, transport: Transport, purpose: &Purpose) -> Result<Self> {
         let settings = &runtime.loaded.settings;
         // A receiving end answers with a few words inline, so it needs little.
         let (window, slots_log, rx_log) = match (role, purpose) {
             (Role::Send, Purpose::Messages) => (settings.net_window_size, SLOTS_LOG, 4),
-            (Role::Send, Purpose::Rma { window, .. }) => (*window, SLOTS_LOG, 4),
+            (Role::Send, Purpose::Rma { window, .. }) => {
+                let device = runtime.loaded.rdma.as_ref().filter(|_| transport == Transport::Verbs);
+                let longest = device.map(|device| device.longest_message());
+                (window_within(*window, longest), SLOTS_LOG, 4)
+            }
             (Role::Receive, _) => (abi::PUSHGATE_PAGE as u64, 4, RECEIVES_LOG),
         };
         let geometry = Geometry {
@@ -674,6 +683,14 @@ mod tests {
     use rustix::fs::{SealFlags, fcntl_add_seals};
 
     use super::*;
+
+    #[test]
+    fn a_window_is_no_longer_than_the_longest_message_of_an_rdma_device() {
+        let within = |longest| window_within(16 << 20, longest);
+        assert_eq!([None, Some(1 << 31), Some(16 << 20)].map(within), [16 << 20; 3]);
+        assert_eq!([Some(8 << 20), Some((16 << 20) - 1)].map(within), [8 << 20; 2]);
+        assert_eq!(within(Some(0)), 16 << 20, "a device that tells nothing");
+    }
 
     /// A peer has these descriptors before there is a queue pair.
     #[test]

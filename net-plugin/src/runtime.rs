@@ -29,7 +29,7 @@ use crate::log;
 use crate::path::{self, Choice, Opened, OverRdma, Told};
 use crate::props::Properties;
 use crate::taken;
-use crate::under_way::{self, Bound, UnderWay};
+use crate::under_way::{self, UnderWay};
 use crate::watch::Watch;
 
 /// What the first init has read.
@@ -119,14 +119,16 @@ impl Lane {
     }
 
     /// Moves the connection of this queue pair on, where the caller drives: NCCL's own thread does, behind
-    /// each send and receive that it posts and in each test.
+    /// each send and receive that it posts and in each test. False: another thread was at it, so what was just posted may not
+    /// have been seen.
     #[inline]
-    pub fn drive(&self, qp: QpId) {
+    pub fn drive(&self, qp: QpId) -> bool {
         if self.drive == Drive::Caller {
             log::take_thread();
             // An engine that has ended has ended its queue pairs: their status says how.
-            let _ = self.engine.drive_for(qp);
+            return self.engine.drive_for(qp).unwrap_or(true);
         }
+        true
     }
 }
 
@@ -279,7 +281,7 @@ impl Runtime {
         let properties = Properties::local(false);
         let (identity, no_rdma) = (Identity::here(), Some("a test has none".into()));
         let under_way = UnderWay::new(match settings.net_under_way {
-            AutoOr::Is(most) => Some(Bound { most, each_gpu: false }),
+            AutoOr::Is(most) => Some(under_way::Bound { most, each_gpu: false }),
             _ => None,
         });
         let (rdma, tcp, gpu, told) = (None, None, None, None);
@@ -295,8 +297,8 @@ impl Runtime {
             watch: Watch::start(loaded.dialled_again())?,
             lanes: Mutex::default(),
             tcp: Mutex::default(),
+            lingered: Lingered::new(loaded.settings.recovery()),
             loaded,
-            lingered: Lingered::default(),
             _keep: keep,
             next_seed: AtomicU64::new(0),
         })

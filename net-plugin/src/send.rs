@@ -27,8 +27,8 @@ const SHORT: usize = 64 << 10;
 
 struct Sent {
     size: usize,
-    /// The program's memory is free once the payload is in the WQE or in the window.
-    leaves: bool,
+    /// Done once the payload is in the WQE or in the window.
+    done_when_staged: bool,
     /// The message's last slot, and how many messages of the connection came before it. `None`
     /// while slices of it are still to be posted, or if the connection had ended before it.
     last: Option<(u64, u64)>,
@@ -67,8 +67,9 @@ pub struct Sender {
     pool: Pool<Sent>,
     messages: u64,
     sends: u64,
-    /// Slots up to the last one whose request was done, whether or not the peer has its message.
-    done: u64,
+    /// The last slot whose request was done, and how many messages of the connection came before it. The peer may have yet to
+    /// get that message.
+    done: Option<(u64, u64)>,
     sums: large::Sums,
     large: Option<Outgoing>,
 }
@@ -93,7 +94,7 @@ impl Sender {
         // At most one push for each slot.
         let pushes = Pushes::new(window, 1 << SLOTS_LOG);
         let (pool, sums) = (Pool::new(), large::Sums::default());
-        let (messages, sends, done, large) = (0, 0, 0, None);
+        let (messages, sends, done, large) = (0, 0, None, None);
         Sender {
             producer,
             share,
@@ -127,23 +128,34 @@ impl Sender {
         }
     }
 
-    /// Waits until the peer has all messages whose requests were done, or the connection has ended. False if that takes longer
-    /// than connections of this process may still wait ([`crate::linger`]).
-    pub fn linger(&self, end: &CommEnd) -> bool {
+    /// Waits until the peer has all messages whose requests were done. What it does not get is told in the log: if the connection
+    /// has ended, or if that takes longer than connections of this process may still wait ([`crate::linger`]).
+    pub fn linger(&self, end: &CommEnd) {
+        let Some((slot, number)) = self.done else { return };
         let (began, allowed) = (Instant::now(), end.runtime.lingered.left());
         loop {
+            // NCCL's thread may be the one that moves the connection on.
+            end.lane.drive(end.qp);
             // The end first: what the peer had before it is then seen below.
-            let ended = self.producer.status().is_some();
-            if self.producer.delivered() >= self.done || ended {
-                return true;
+            let ended = self.producer.status();
+            if self.producer.delivered() > slot {
+                return;
+            }
+            if let Some(status) = ended {
+                if !end.peer_has(number) {
+                    let why = Failure::ended(status, end);
+                    log::info(&format!("{why}; it did not get the last messages whose sends were done"));
+                }
+                return;
             }
             let waited = began.elapsed();
             if waited > allowed {
-                end.runtime.lingered.in_vain(waited);
-                return false;
+                end.runtime.lingered.in_vain(allowed);
+                log::warn(&format!(
+                    "{end}: closed though the peer has yet to get messages whose sends were done: it has taken none for {allowed:?}"
+                ));
+                return;
             }
-            // NCCL's thread may be the one that moves the connection on.
-            end.lane.drive(end.qp);
             match waited < Duration::from_micros(100) {
                 true => std::thread::yield_now(),
                 false => std::thread::sleep(Duration::from_micros(50)),
@@ -206,7 +218,7 @@ impl Sender {
         let Some(request) = self.pool.free() else { return Ok(None) };
         if ended {
             // The request's test returns how the connection ended.
-            self.pool.fill(Sent { size, leaves: false, last: None });
+            self.pool.fill(Sent { size, done_when_staged: false, last: None });
             return Ok(Some(request));
         }
         // The first SEND of a message in slices must be the next SEND.
@@ -226,7 +238,7 @@ impl Sender {
                 let most = if let Slices::Region { .. } = slices { self.longest } else { self.whole };
                 self.large = Some(Outgoing::new(request, data, size, tag, slices, most));
                 self.receives.take(tag);
-                self.pool.fill(Sent { size, leaves: false, last: None });
+                self.pool.fill(Sent { size, done_when_staged: false, last: None });
                 self.advance_large(end)?;
                 return Ok(Some(request));
             }
@@ -249,14 +261,14 @@ impl Sender {
             _ => unsafe { self.producer.post_raw(record, data, size) },
         };
         let Some(slot) = slot else { return Ok(None) };
-        if record.in_window() {
+        if let Path::Worker = path {
             self.share.sent();
         }
         self.receives.take(tag);
         // The engine refuses a message that is too long for its receive: its request ends with the connection.
         let fits = size <= receive.length as usize;
-        let leaves = fits && size <= SHORT && !record.has(Record::REGION);
-        self.pool.fill(Sent { size, leaves, last: Some((slot, self.messages)) });
+        let done_when_staged = fits && size <= SHORT && !record.has(Record::REGION);
+        self.pool.fill(Sent { size, done_when_staged, last: Some((slot, self.messages)) });
         self.messages += 1;
         self.sends += 1;
         Ok(Some(request))
@@ -309,7 +321,7 @@ impl Sender {
                 // SAFETY: a slice of what `Comm::send` was given, whose request is not done.
                 false => unsafe { producer.post_raw(record, data, size) },
             };
-            if windowed && slot.is_some() {
+            if pushed && slot.is_some() {
                 share.sent();
             }
             Ok(slot)
@@ -322,9 +334,15 @@ impl Sender {
         Ok(())
     }
 
-    /// Tests a request ([`crate::comm::Request::test`]).
+    /// Tests a request ([`crate::comm::Request::test`]). `seen`: the engine has seen all that was published, or will soon.
     #[inline]
-    pub fn test(&mut self, end: &CommEnd, request: u32, size: impl Fn(usize, usize)) -> Result<bool> {
+    pub fn test(
+        &mut self,
+        end: &CommEnd,
+        request: u32,
+        seen: bool,
+        size: impl Fn(usize, usize),
+    ) -> Result<bool> {
         // Read the status first: slots that were given back before the end are then seen below.
         let status = self.producer.status();
         // On a connection that has ended, nothing needs the message's memory any more.
@@ -332,20 +350,19 @@ impl Sender {
             self.advance_large(end)?;
         }
         let sent = self.pool.get(request)?;
-        if let Some((slot, number)) = sent.last
-            && (sent.leaves && status.is_none() && self.pushes.has_done(slot)
-                || self.producer.retired() > slot
-                || status.is_some() && end.peer_has(number))
-        {
-            size(0, sent.size);
-            self.done = self.done.max(slot + 1);
-            self.pool.empty(request);
-            if matches!(self.regions, Regions::Unknown(at) if self.messages >= at) {
-                self.ask(end)?;
-            }
-            return Ok(true);
+        let Some((slot, number)) = sent.last else { return end.waits(status) };
+        let staged = || sent.done_when_staged && seen && status.is_none() && self.pushes.has_done(slot);
+        let arrived = self.producer.retired() > slot || status.is_some() && end.peer_has(number);
+        if !arrived && !staged() {
+            return end.waits(status);
         }
-        end.waits(status)
+        size(0, sent.size);
+        self.done = self.done.max(Some((slot, number)));
+        self.pool.empty(request);
+        if arrived && matches!(self.regions, Regions::Unknown(at) if self.messages >= at) {
+            self.ask(end)?;
+        }
+        Ok(true)
     }
 }
 

@@ -244,7 +244,10 @@ fn several_threads_may_drive_one_engine() {
         for (engine, qp) in [(&a, None), (&a, Some(qa)), (&b, None), (&b, Some(qb))] {
             scope.spawn(move || {
                 while !done.load(Ordering::Relaxed) {
-                    qp.map_or_else(|| engine.drive(), |qp| engine.drive_for(qp)).unwrap();
+                    match qp {
+                        None => _ = engine.drive().unwrap(),
+                        Some(qp) => _ = engine.drive_for(qp).unwrap(),
+                    }
                     std::thread::yield_now();
                 }
             });

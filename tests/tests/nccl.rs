@@ -343,11 +343,17 @@ fn p7_memory_is_deregistered_though_the_peer_that_reads_it_stands_still() {
 #[test]
 fn p5_short_messages_that_are_done_arrive_though_their_connection_is_closed_at_once() {
     run("early");
+    run_with(command("early"), &GPU);
     for threads in ["0", "2"] {
         let tcp =
             [("PUSHGATE_QP", "tcp"), ("PUSHGATE_HOST", "127.0.0.1"), ("PUSHGATE_NET_TCP_THREADS", threads)];
         run_with(command("early"), &tcp);
     }
+}
+
+#[test]
+fn p7_closing_a_connection_whose_peer_hangs_ends_though_messages_that_are_done_have_yet_to_arrive() {
+    run_with(command("hanging"), &[("PUSHGATE_RECOVER", "1s")]);
 }
 
 #[test]

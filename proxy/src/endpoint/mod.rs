@@ -155,11 +155,10 @@ impl Endpoint {
         self.here.qp.region_sends()
     }
 
-    /// Whether something waits for the next passes that the program may not ask for: what the link has yet to tell the peer or to
-    /// send, or a WQE that has no permit yet.
+    /// Whether the link has something to tell the peer, or to send, that waits for the next passes.
     #[inline]
     pub fn owes(&self) -> bool {
-        self.is_live() && (self.here.qp.owes() || self.outbound.is_pending())
+        self.is_live() && self.here.qp.owes()
     }
 
     /// Whether our RDMA device has registered a region.

@@ -70,24 +70,39 @@ impl Driven {
         Ok(Driven { shared, thread: Some(thread) })
     }
 
-    /// One pass by the caller, over all queue pairs or for one of them.
+    /// One pass by the caller, over all queue pairs.
     #[inline]
-    pub(super) fn drive(&self, qp: Option<QpId>) -> Result<Step, EngineError> {
-        let shared = &*self.shared;
-        shared.calls.add();
-        let pass = match shared.call(qp) {
-            Pass::Busy => {
-                shared.calls.busy();
-                shared.call(qp)
-            }
-            pass => pass,
-        };
-        match pass {
+    pub(super) fn drive(&self) -> Result<Step, EngineError> {
+        match self.call(None) {
             // A caller does not block on the bells: the engine must say to nobody that it sleeps.
             Pass::Made(Step::Block(limit)) => Ok(Step::Sleep(limit)),
             Pass::Made(step) => Ok(step),
             Pass::Busy => Ok(Step::Yield),
             Pass::Gone => Err(EngineError::Gone),
+        }
+    }
+
+    /// A turn of one queue pair by the caller. False: another thread makes a pass at the moment.
+    #[inline]
+    pub(super) fn drive_for(&self, qp: QpId) -> Result<bool, EngineError> {
+        match self.call(Some(qp)) {
+            Pass::Made(_) => Ok(true),
+            Pass::Busy => Ok(false),
+            Pass::Gone => Err(EngineError::Gone),
+        }
+    }
+
+    /// A call of the program: a pass, tried twice.
+    #[inline]
+    fn call(&self, qp: Option<QpId>) -> Pass {
+        let shared = &*self.shared;
+        shared.calls.add();
+        match shared.call(qp) {
+            Pass::Busy => {
+                shared.calls.busy();
+                shared.call(qp)
+            }
+            pass => pass,
         }
     }
 

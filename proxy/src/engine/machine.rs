@@ -76,7 +76,7 @@ pub struct Machine {
     idles: Idles,
     /// Turns of the last pass that found work.
     worked: usize,
-    /// Queue pairs whose links owe their peers something since a turn of their own ([`Machine::turn`]).
+    /// Queue pairs whose links have something to tell or to send since a turn of their own ([`Machine::turn`]).
     owing: VecDeque<QpId>,
     /// When the time is passed on next, nanoseconds.
     next_tick: u64,
@@ -254,8 +254,8 @@ impl Machine {
         due.map_or(limit, |at| limit.min(Duration::from_nanos(at.saturating_sub(self.now))))
     }
 
-    /// A turn of one queue pair alone, and of another one that owes its peer something since a turn of its own: the caller may not ask
-    /// for that one again. [`Machine::step`] must come now and then: it does everything else.
+    /// A turn of one queue pair alone, and of another one whose link has something to tell or to send since a turn of its own: the caller
+    /// may not ask for that one again. [`Machine::step`] must come now and then: it does everything else.
     #[inline]
     pub fn turn(&mut self, qp: QpId, clock: &mut impl Clock) {
         if std::mem::take(&mut self.slept) {

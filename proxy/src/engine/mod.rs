@@ -155,22 +155,22 @@ impl Engine {
     /// is left to do.
     #[inline]
     pub fn drive(&self) -> Result<Step, EngineError> {
-        self.drive_some(None)
-    }
-
-    /// As [`Engine::drive`], for a caller that waits for one of many queue pairs: a turn of that one alone, whose cost does
-    /// not grow with the number of queue pairs. Every few microseconds a call makes a pass over all of them.
-    #[inline]
-    pub fn drive_for(&self, qp: QpId) -> Result<Step, EngineError> {
-        self.drive_some(Some(qp))
-    }
-
-    #[inline]
-    fn drive_some(&self, qp: Option<QpId>) -> Result<Step, EngineError> {
         self.here()?;
         match &*self.runs {
-            Runs::Caller(driven) => driven.drive(qp),
+            Runs::Caller(driven) => driven.drive(),
             Runs::Thread(_) => Ok(Step::Yield),
+        }
+    }
+
+    /// A turn of one queue pair of an engine that the caller drives, whose cost does not grow with the number of queue pairs. Every few
+    /// microseconds a call makes a pass over all of them. False if there was no turn, because another thread is in a call at the
+    /// moment. Of an engine with a thread of its own nothing is left to do, and the answer is true. Any thread may call this.
+    #[inline]
+    pub fn drive_for(&self, qp: QpId) -> Result<bool, EngineError> {
+        self.here()?;
+        match &*self.runs {
+            Runs::Caller(driven) => driven.drive_for(qp),
+            Runs::Thread(_) => Ok(true),
         }
     }
 

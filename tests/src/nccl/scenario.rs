@@ -834,6 +834,12 @@ pub(super) fn stop(child: &Child) {
     assert!(stopped.is_some_and(|(_, status)| status.stopped()), "the rank is not stopped: {stopped:?}");
 }
 
+/// Has a rank go on that [`stop`] has stopped.
+pub(super) fn goes_on(child: &Child) {
+    let pid = rustix::process::Pid::from_child(child);
+    rustix::process::kill_process(pid, rustix::process::Signal::CONT).expect("kill");
+}
+
 /// The other rank of [`stopped`], with one receive more than it waits for.
 pub fn sleeper(o: &Options) {
     die_with_parent();
@@ -982,7 +988,7 @@ pub const NCCL: [(&str, Scenario); 7] = [
 ];
 
 /// Scenarios with what this project's plugin promises beyond that.
-pub const OWN: [(&str, Scenario); 20] = [
+pub const OWN: [(&str, Scenario); 21] = [
     ("garbage", garbage),
     ("setting", setting),
     ("forked", super::forked::forked),
@@ -990,6 +996,7 @@ pub const OWN: [(&str, Scenario); 20] = [
     ("stopped", stopped),
     ("closing", super::closing::closing),
     ("early", super::early::early),
+    ("hanging", super::early::hanging),
     ("lost", lost),
     ("deregister", deregister),
     ("queue", super::profiling::queue),
