@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
+use pushgate::settings::Transport;
 use pushgate_driver_shim::abi;
 use pushgate_proxy::region::RegionMemory;
 use pushgate_proxy::session::Status;
@@ -70,6 +71,7 @@ impl Comm {
             producer,
             geometry,
             lane,
+            transport,
             window,
             regions,
             in_record,
@@ -82,6 +84,8 @@ impl Comm {
         } = joined;
         let mut end = CommEnd::new(runtime, role, line, (qp, mailbox, lane, registrations))?;
         end.reaches = reaches;
+        // Over TCP news of the receive would leave at once, in a system call before those of what NCCL sends next.
+        end.receives_drive = transport != Transport::Tcp;
         if end.lane.gpu.as_ref().is_some_and(|gpu| gpu.copies()) {
             taken::tell_without_profiler();
         }
@@ -277,8 +281,10 @@ impl Comm {
         self.end.lane.rouse();
         let request = receiver.enter(|r| r.receive(&self.end, wanted));
         let request = request.ok_or_else(|| self.two_threads())??;
-        // Its message may be there already; over TCP the peer has yet to hear of the receive.
-        self.drive();
+        // Its message may be there already.
+        if self.end.receives_drive {
+            self.drive();
+        }
         Ok(request.map(|i| &self.requests[i as usize]))
     }
 

@@ -35,6 +35,8 @@ pub struct CommEnd {
     pub lane: Arc<Lane>,
     /// The RDMA device is used on the GPU's memory.
     pub reaches: bool,
+    /// A posted receive drives the connection.
+    pub receives_drive: bool,
     pub pushes: pushes::Counts,
     /// What the lane's GPU sees of this connection's memory; dropped once the engine has let go of
     /// it.
@@ -105,6 +107,7 @@ impl CommEnd {
             nothing: 0,
             lane,
             reaches: false,
+            receives_drive: false,
             pushes: pushes::Counts::default(),
             registrations,
             runtime,

@@ -163,6 +163,7 @@ pub struct Joined {
     pub producer: Producer,
     pub geometry: Geometry,
     pub lane: Arc<Lane>,
+    pub transport: Transport,
     /// The GPU's address of our window, on a sending end whose messages the GPU may push.
     pub window: Option<u64>,
     /// Whether messages may be sent out of registered memory; `None`: the engine must be asked.
@@ -281,13 +282,14 @@ impl Own {
 
     fn joined(self, qp: QpId, bell: Option<EventFd>) -> Joined {
         let producer = Producer::new(self.geometry, &self.work, &self.control, self.window, bell);
-        let (geometry, lane) = (self.geometry, self.lane);
+        let (geometry, lane, transport) = (self.geometry, self.lane, self.transport);
         Joined {
             qp,
             mailbox: None,
             producer,
             geometry,
             lane,
+            transport,
             window: None,
             regions: None,
             in_record: true,

@@ -261,12 +261,12 @@ impl Machine {
         if std::mem::take(&mut self.slept) {
             self.set_time(clock.now());
         }
-        if let Some(other) = self.owing.pop_front()
-            && other != qp
-        {
+        // Taken out first: what this turn leaves to be done waits for the next one.
+        let other = self.owing.pop_front();
+        self.turn_of(qp, clock);
+        if let Some(other) = other.filter(|other| *other != qp) {
             self.turn_of(other, clock);
         }
-        self.turn_of(qp, clock);
     }
 
     fn turn_of(&mut self, qp: QpId, clock: &mut impl Clock) {
