@@ -85,10 +85,11 @@ pub struct Bound {
 
 /// The bound of a process, and how many of its connections send.
 pub struct UnderWay {
-    /// Units of 64 bytes for a part of the process; `None`: no bound.
+    /// Units of 64 bytes in all windows of this process together, for each of `parts`; `None`: no bound.
     most: Option<u64>,
+    /// There is a part for each GPU that the process uses, and otherwise one.
     each_gpu: bool,
-    /// Parts that the process has. Relaxed: the share of a moment ago does no harm.
+    /// How many parts the process has. Relaxed: the share of a moment ago does no harm.
     parts: AtomicU64,
     /// A [`Count`]. Nothing else is read or written by way of it, so its accesses are relaxed: who sees it late takes the
     /// share of a moment ago.
