@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -186,6 +187,48 @@ fn a_thread_does_not_stand_in_for_a_program_whose_last_call_was_long_and_ended_a
         // Short calls again, which finish the message and take its slot back.
         (0..4).for_each(|_| _ = (a.drive().unwrap(), b.drive().unwrap()));
     }
+}
+
+/// A copy engine that stays in a pass until it is let go.
+struct Held {
+    entered: Arc<AtomicBool>,
+    leave: Arc<AtomicBool>,
+}
+
+impl Mover for Held {
+    fn start(&mut self, _: u64, _: usize, _: usize) -> Result<u64, MoveError> {
+        self.entered.store(true, Ordering::Release);
+        pushgate_tests::wait_until("the pass may end", || self.leave.load(Ordering::Acquire));
+        Ok(0)
+    }
+    fn done(&mut self, _: u64) -> Result<bool, MoveError> {
+        Ok(true)
+    }
+}
+
+#[test]
+fn a_turn_that_another_threads_pass_forbids_is_told_from_one_that_was_made() {
+    let [entered, leave] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+    let held = Held { entered: entered.clone(), leave: leave.clone() };
+    let [(a, qa, mut sender), (b, qb, _)] = pair_with(Some(Box::new(held)));
+    let device = RegionMemory::Device { address: 4096, exported: None };
+    // SAFETY: nothing is at that address: the copy engine of this test copies nothing.
+    let rkey = unsafe { b.add_region(qb, device, 4096) }.unwrap();
+    assert!(sender.post(Record { rkey, ..Record::new(Opcode::Put) }, &[1; 100]));
+    std::thread::scope(|scope| {
+        // This thread's pass, or the engine's own thread's, takes the message in and stays there.
+        scope.spawn(|| {
+            while !entered.load(Ordering::Acquire) {
+                a.drive_for(qa).unwrap();
+                b.drive_for(qb).unwrap();
+            }
+        });
+        pushgate_tests::wait_until("a pass is under way", || entered.load(Ordering::Acquire));
+        let made = b.drive_for(qb).unwrap();
+        leave.store(true, Ordering::Release);
+        assert!(!made, "there was a turn amid another thread's pass");
+    });
+    pushgate_tests::wait_until("a turn is made", || b.drive_for(qb).unwrap());
 }
 
 #[test]
