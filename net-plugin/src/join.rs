@@ -35,6 +35,10 @@ use crate::socket::Line;
 /// How many receives NCCL may have outstanding on a connection, as a power of two: 32 of 8 buffers
 /// each.
 pub const RECEIVES_LOG: u32 = 8;
+/// Short messages of a connection over TCP that may leave before their receives are posted, where connections are
+/// [in order](crate::props::Properties::in_order). NCCL has at most 8 steps of a collective under way on a connection; its next one
+/// begins before the last of them is known to be done.
+const AHEAD: u32 = 16;
 /// WQE slots of a sending end, as a power of two. NCCL has at most 32 requests of its own for each
 /// of the 8 buffers of a receive; the rest is for slices.
 pub const SLOTS_LOG: u32 = 9;
@@ -615,7 +619,8 @@ fn open_tcp(runtime: &Runtime, own: &Own) -> Result<Opening> {
     }
     let settings = &runtime.loaded.settings;
     let posted_receives = own.posts && own.role == Role::Receive;
-    let config = tcp::Config { posted_receives, ..tcp::Config::from(&settings.common) };
+    let ahead = if runtime.loaded.properties.max_recvs == 1 { AHEAD } else { 0 };
+    let config = tcp::Config { posted_receives, ahead, ..tcp::Config::from(&settings.common) };
     let meeting = runtime.tcp()?.meeting(own.role == Role::Send, &own.lane.readiness);
     let opening = TcpOpening::new(config, own.geometry, own.window.clone(), meeting)
         .map_err(|why| Failure::new(Code::System, why))?;

@@ -22,6 +22,9 @@ use crate::taken;
 /// What is done with GPU memory over `local` queue pairs.
 pub const OVER_LOCAL: &str = "path push: the GPU pushes into the window, and the receiver's pulls out of it";
 
+/// Why the path over TCP is `bounce`, unless another one is asked for.
+const OVER_TCP: &str = "over TCP the kernel copies host memory at both ends, so NCCL's own kernels push there and no other copy is needed";
+
 /// A GPU that is open, and what is done with its memory.
 pub struct Opened {
     pub index: u32,
@@ -163,6 +166,9 @@ impl Choice {
         if settings.device == DeviceChoice::Cpu && !forced {
             return bounce("device = cpu");
         }
+        if settings.qp == QpKind::Tcp && !forced {
+            return bounce(OVER_TCP);
+        }
         let Some(index) = gpu::current() else {
             return match forced {
                 true => refused("auto or bounce where the calling thread has no GPU"),
@@ -189,22 +195,28 @@ impl Choice {
 
 /// Variables that the plugin sets for NCCL unless the user has set them. NCCL hands GPU memory only
 /// to a NIC that it takes to be near the GPU, and ours has no place on PCIe. With NCCL's own choice
-/// of channels and of pieces' size, too little is under way to fill the GPU's link. (NCCL has
+/// of channels too little is under way to fill the GPU's link, or too few sockets are used. (NCCL has
 /// counted its channels to a peer before it asks any plugin.)
-const TOLD: [(&str, &str); 3] =
-    [("NCCL_NET_GDR_LEVEL", "SYS"), ("NCCL_MIN_NCHANNELS", "8"), ("NCCL_P2P_NET_CHUNKSIZE", "524288")];
+const TOLD: [(&str, &str); 2] = [("NCCL_NET_GDR_LEVEL", "SYS"), ("NCCL_MIN_NCHANNELS", "8")];
 
-/// A variable that the plugin sets besides where all ranks are on this host. NCCL then has buffers for its protocol LL
+/// Another one: the bytes of a piece of send/recv. A copy by the GPU's worker needs longer pieces than a socket does (docs/benchmarks.md,
+/// NCCL over TCP).
+const PIECE: &str = "NCCL_P2P_NET_CHUNKSIZE";
+const PIECE_OVER_TCP: &str = "262144";
+const PIECE_ELSE: &str = "524288";
+
+/// A variable that the plugin sets besides where no RDMA device is used. NCCL then has buffers for its protocol LL
 /// between every two ranks, so the shortest messages of send/recv take LL too. And NCCL receives LL in host memory, in
 /// every connection, so that no copy by the worker stands between a message and the kernel that waits for the message.
-const TOLD_ON_ONE_HOST: (&str, &str) = ("NCCL_ALLOC_P2P_NET_LL_BUFFERS", "1");
+const TOLD_WITHOUT_RDMA: (&str, &str) = ("NCCL_ALLOC_P2P_NET_LL_BUFFERS", "1");
 
 /// Sets those variables, once. They do not depend on the plan: another rank's plan may differ, and
-/// NCCL wants such settings to be the same on all ranks. `one_host`: all ranks are on this host.
-pub fn tell_nccl(one_host: bool) {
+/// NCCL wants such settings to be the same on all ranks. `rdma`: an RDMA device is used; `over_tcp`: all connections are over TCP.
+pub fn tell_nccl(rdma: bool, over_tcp: bool) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        for (name, value) in TOLD.into_iter().chain(one_host.then_some(TOLD_ON_ONE_HOST)) {
+        let piece = [(PIECE, if over_tcp { PIECE_OVER_TCP } else { PIECE_ELSE })];
+        for (name, value) in TOLD.into_iter().chain(piece).chain((!rdma).then_some(TOLD_WITHOUT_RDMA)) {
             match std::env::var(name) {
                 Ok(theirs) => log::init(&format!("{name} stays {theirs}, as set; ours would be {value}")),
                 Err(_) => {
@@ -223,10 +235,10 @@ pub fn tell_nccl(one_host: bool) {
     });
 }
 
-/// Whether NCCL receives messages of the protocol LL in host memory ([`TOLD_ON_ONE_HOST`]). NCCL has read the variable by
+/// Whether NCCL receives messages of the protocol LL in host memory ([`TOLD_WITHOUT_RDMA`]). NCCL has read the variable by
 /// the time that it asks a tuner.
 pub fn ll_lands_on_host() -> bool {
-    let value = std::env::var(TOLD_ON_ONE_HOST.0).ok();
+    let value = std::env::var(TOLD_WITHOUT_RDMA.0).ok();
     value.and_then(|value| value.trim().parse::<i64>().ok()).is_some_and(|value| value != 0)
 }
 

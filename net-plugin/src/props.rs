@@ -7,7 +7,7 @@ use std::path::Path;
 use pushgate_driver_shim::abi;
 use pushgate_proxy::link::verbs::Device;
 
-use crate::ffi::types::{PTR_CUDA, PTR_DMABUF, PTR_HOST};
+use crate::ffi::types::{MAX_RECVS, PTR_CUDA, PTR_DMABUF, PTR_HOST};
 use crate::plan::Landing;
 
 /// How many connections there may be at once: as many as descriptors allow, at about twelve each.
@@ -53,6 +53,8 @@ pub struct Properties {
     pub ptr_support: c_int,
     /// The longest message.
     pub max_bytes: usize,
+    /// Buffers of a receive ([`Properties::in_order`]).
+    pub max_recvs: c_int,
 }
 
 impl Properties {
@@ -62,7 +64,34 @@ impl Properties {
         let ptr_support = if gpu { PTR_HOST | PTR_CUDA } else { PTR_HOST };
         let (devices, speed) = if gpu { (GPU_DEVICES, GPU_SPEED / GPU_DEVICES) } else { (1, LOCAL_SPEED) };
         let (latency, max_bytes) = (LATENCY, MAX_BYTES);
-        Properties { pci_path: None, guid, devices, speed, port: 1, latency, ptr_support, max_bytes }
+        let max_recvs = MAX_RECVS as c_int;
+        Properties {
+            pci_path: None,
+            guid,
+            devices,
+            speed,
+            port: 1,
+            latency,
+            ptr_support,
+            max_bytes,
+            max_recvs,
+        }
+    }
+
+    /// These properties of a network to which NCCL may hand over memory of the host alone, or GPU memory too.
+    pub fn with_gpu_memory(self, gpu: bool) -> Self {
+        Properties { ptr_support: if gpu { PTR_HOST | PTR_CUDA } else { PTR_HOST }, ..self }
+    }
+
+    /// These properties where the messages of a connection are taken in their order, whatever their tags are, as over TCP: short
+    /// ones leave before their receives are posted.
+    ///
+    /// If a device takes several buffers in a receive, NCCL lets ranks that send through one rank of their host (PXN) share a
+    /// connection, told apart by tags, and then a message that waits for its receive must not hold up others. All ranks have to say
+    /// the same: an end that shares its connections does not fit one that has a connection for each rank. So the setting `qp` decides,
+    /// which is that of all ranks, and not what a host has.
+    pub fn in_order(self) -> Self {
+        Properties { max_recvs: 1, ..self }
     }
 
     pub fn of(device: &Device) -> Self {
@@ -80,6 +109,7 @@ impl Properties {
             latency: LATENCY,
             ptr_support: PTR_HOST,
             max_bytes: MAX_BYTES.min(device.longest_message() as usize),
+            max_recvs: MAX_RECVS as c_int,
         }
     }
 

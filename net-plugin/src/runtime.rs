@@ -168,7 +168,10 @@ impl Loaded {
             _ => None,
         };
         let path = Choice::of(&settings, rdma.as_ref())?;
+        let over_tcp = settings.qp == QpKind::Tcp;
         let properties = match (&rdma, path.told) {
+            // Over TCP as many devices with GPU memory as without, for as many connections.
+            (None, _) if over_tcp => Properties::local(true).with_gpu_memory(path.gpu.is_some()).in_order(),
             (None, _) => Properties::local(path.gpu.is_some()),
             (Some(device), None) => Properties::of(device),
             (Some(device), Some(told)) => {
@@ -177,8 +180,10 @@ impl Loaded {
             }
         };
         log::init(&path.why);
+        if path.gpu.is_some() || over_tcp {
+            path::tell_nccl(rdma.is_some(), over_tcp);
+        }
         if path.gpu.is_some() {
-            path::tell_nccl(rdma.is_none());
             taken::tell_without_tuner();
         }
         if settings.qp == QpKind::Auto && rdma.is_some() && path.gpu.is_some() {

@@ -7,7 +7,7 @@ use pushgate_driver_shim::record::{Opcode, Record};
 use pushgate_proxy::link::RegionSends;
 use pushgate_proxy::producer::Producer;
 use pushgate_proxy::proxy::Proxy;
-use pushgate_proxy::receives::PostedReceives;
+use pushgate_proxy::receives::{AHEAD_BYTES, Meets, PostedReceives};
 
 use crate::end::{CommEnd, SETTLE};
 use crate::error::{Code, Failure, Result};
@@ -225,8 +225,18 @@ impl Sender {
         if self.large.as_ref().is_some_and(|l| matches!(path, Path::Slices(_)) || l.begins() || l.stopped) {
             return Ok(None);
         }
-        // A message that no receive fits would hold up later messages of other tags.
-        let Some(receive) = self.receives.find(tag) else { return Ok(None) };
+        // A message that no receive fits would hold up later messages of other tags. Where the messages of a connection are taken in
+        // their order, a short one may leave all the same.
+        let room = match self.receives.meets(tag) {
+            Meets::Receive(receive) => receive.length,
+            Meets::Ahead
+                if size <= AHEAD_BYTES as usize
+                    && matches!(path, Path::Inline | Path::Push | Path::Worker) =>
+            {
+                AHEAD_BYTES
+            }
+            Meets::Ahead | Meets::Unknown => return Ok(None),
+        };
         let record = Record { tag, ..Record::new(Opcode::Send) };
         let record = match path {
             Path::Inline => Record { flags: Record::INLINE, ..record },
@@ -266,7 +276,7 @@ impl Sender {
         }
         self.receives.take(tag);
         // The engine refuses a message that is too long for its receive: its request ends with the connection.
-        let fits = size <= receive.length as usize;
+        let fits = size <= room as usize;
         let done_when_staged = fits && size <= SHORT && !record.has(Record::REGION);
         self.pool.fill(Sent { size, done_when_staged, last: Some((slot, self.messages)) });
         self.messages += 1;

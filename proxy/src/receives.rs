@@ -10,6 +10,11 @@
 //! the one that the receiver will find, whatever was posted since; if none does,
 //! the message waits here. So both always name the same one, and the receiver
 //! checks that (P8): it goes by its own list alone.
+//!
+//! Where both ends agree, a number of short SENDs may *go ahead*: they leave before the
+//! sender knows of a receive that fits, and wait at the receiver in their order. Such
+//! a SEND takes the first receive that fits it and none before it, as if it had
+//! waited here, so both ends still name the same one.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -48,24 +53,76 @@ impl PeerReceive {
     }
 }
 
+/// The most SENDs that may go ahead on a queue pair.
+pub const MOST_AHEAD: u32 = 64;
+/// The most bytes of a SEND that goes ahead.
+pub const AHEAD_BYTES: u32 = 8 << 10;
+
+/// Logarithm of the entries of a ring of posted receives, of which a peer posts at most `1 << log` at once. A receiver tells of a receive
+/// in its place once the sender knows those before it, but for as many as SENDs that went ahead have taken: at most `ahead`, and that at
+/// most `1 << log`. With that many more entries none is written anew before it was read.
+pub(crate) fn entries_log(log: u32, ahead: u32) -> u32 {
+    debug_assert!(ahead <= 1 << log);
+    log + u32::from(ahead > 0)
+}
+
+/// A SEND that went ahead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ahead {
+    pub(crate) sequence: u64,
+    pub(crate) tag: u32,
+    pub(crate) length: u32,
+}
+
+/// What a sender knows of the receive that a SEND will take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Meets {
+    /// The receive.
+    Receive(PeerReceive),
+    /// Nothing, but the SEND may go ahead if it is no longer than [`AHEAD_BYTES`].
+    Ahead,
+    /// Nothing: the SEND has to wait.
+    Unknown,
+}
+
+impl Meets {
+    /// The receive, if it is known.
+    #[inline]
+    pub fn receive(self) -> Option<PeerReceive> {
+        match self {
+            Meets::Receive(receive) => Some(receive),
+            Meets::Ahead | Meets::Unknown => None,
+        }
+    }
+}
+
 /// Those that no message of ours has taken yet.
 pub(crate) struct PeerReceives {
     log: u32,
-    /// Taken out of the ring, oldest first.
+    /// Logarithm of the ring's entries.
+    entries_log: u32,
+    /// Taken out of the ring, oldest first. None of them fits one that went ahead.
     known: VecDeque<PeerReceive>,
     /// How many were.
     seen: u64,
+    /// SENDs that went ahead and whose receives are not known yet, oldest first.
+    ahead: VecDeque<Ahead>,
+    /// The most of them, at most [`MOST_AHEAD`].
+    most_ahead: usize,
 }
 
 impl PeerReceives {
-    /// For a peer that posts at most `1 << log` at once.
-    pub(crate) fn new(log: u32) -> Self {
-        PeerReceives { log, known: VecDeque::with_capacity(1 << log), seen: 0 }
+    /// For a peer that posts at most `1 << log` at once, and takes `ahead` SENDs before their receives, at most [`MOST_AHEAD`]. Its ring
+    /// has as many entries as [`entries_log`] says.
+    pub(crate) fn new(log: u32, ahead: u32) -> Self {
+        let (entries_log, most_ahead) = (entries_log(log, ahead), ahead as usize);
+        let (known, ahead) = (VecDeque::with_capacity(1 << log), VecDeque::with_capacity(most_ahead));
+        PeerReceives { log, entries_log, known, seen: 0, ahead, most_ahead }
     }
 
     /// The entry of `number`, if all of it is there.
     fn entry(&self, ring: &[AtomicU64], number: u64) -> Option<PeerReceive> {
-        let first = (number as usize & ((1 << self.log) - 1)) * RECEIVE_WORDS;
+        let first = (number as usize & ((1 << self.entries_log) - 1)) * RECEIVE_WORDS;
         let lap = lap_of(number, self.log);
         let mut words = [0; RECEIVE_WORDS];
         for (to, word) in words.iter_mut().zip(&ring[first..first + RECEIVE_WORDS]) {
@@ -86,14 +143,59 @@ impl PeerReceives {
     /// Those that are in the ring and not yet taken out: no more than were free to be
     /// posted, whatever a peer writes there.
     fn fresh<'a>(&'a self, ring: &'a [AtomicU64]) -> impl Iterator<Item = PeerReceive> + 'a {
-        let room = (1u64 << self.log).saturating_sub(self.known.len() as u64);
+        let room = ((1u64 << self.log) + self.ahead.len() as u64).saturating_sub(self.known.len() as u64);
         (self.seen..self.seen + room).map_while(|number| self.entry(ring, number))
     }
 
-    /// The receive that a SEND of `tag` will take, if the peer has told of it.
-    pub(crate) fn find(&self, ring: &[AtomicU64], tag: u32) -> Option<PeerReceive> {
-        let known = self.known.iter().copied().find(|r| r.takes(tag));
-        known.or_else(|| self.fresh(ring).find(|r| r.takes(tag)))
+    /// What is known of the receive that a SEND of `tag` will take.
+    pub(crate) fn meets(&self, ring: &[AtomicU64], tag: u32) -> Meets {
+        if let Some(known) = self.known.iter().find(|r| r.takes(tag)) {
+            return Meets::Receive(*known);
+        }
+        // A bit for each SEND that went ahead and finds no receive among those that are new.
+        let mut without = u64::MAX.checked_shr(64 - self.ahead.len() as u32).unwrap_or(0);
+        for new in self.fresh(ring) {
+            let takes = |at: &usize| without >> at & 1 != 0 && new.takes(self.ahead[*at].tag);
+            match (0..self.ahead.len()).find(takes) {
+                Some(at) => without &= !(1 << at),
+                None if new.takes(tag) => return Meets::Receive(new),
+                None => {}
+            }
+        }
+        if (without.count_ones() as usize) < self.most_ahead { Meets::Ahead } else { Meets::Unknown }
+    }
+
+    /// A SEND for which [`PeerReceives::take`] found nothing goes ahead.
+    pub(crate) fn go_ahead(&mut self, send: Ahead) {
+        debug_assert!(self.ahead.len() < self.most_ahead);
+        self.ahead.push_back(send);
+    }
+
+    /// Whether the receive of each SEND that went ahead is known.
+    #[inline]
+    pub(crate) fn knows_all(&self) -> bool {
+        self.ahead.is_empty()
+    }
+
+    /// Gives SENDs that went ahead their receives, as far as the peer has told of them: `met` is called for each.
+    #[inline]
+    pub(crate) fn settle(&mut self, ring: &[AtomicU64], mut met: impl FnMut(Ahead, PeerReceive)) {
+        while !self.ahead.is_empty()
+            && self.known.len() < 1 << self.log
+            && let Some(new) = self.entry(ring, self.seen)
+        {
+            self.seen += 1;
+            match self.ahead.iter().position(|send| new.takes(send.tag)) {
+                Some(at) => met(self.ahead.remove(at).expect("it was found"), new),
+                None => self.known.push_back(new),
+            }
+        }
+    }
+
+    /// Another link takes the place of the present one. SENDs from `sequence` on are posted again.
+    #[cold]
+    pub(crate) fn rewind(&mut self, sequence: u64) {
+        self.ahead.retain(|send| send.sequence < sequence);
     }
 
     /// Puts a receive back that a message had taken: the message is posted again.
@@ -107,12 +209,14 @@ impl PeerReceives {
     }
 
     /// Takes the receive that a SEND of `tag` will take, if the peer has told of it. The ring is
-    /// read only where none of those that are known already fits.
+    /// read only where none of those that are known already fits. [`PeerReceives::settle`] comes first.
     pub(crate) fn take(&mut self, ring: &[AtomicU64], tag: u32) -> Option<PeerReceive> {
         if let Some(at) = self.known.iter().position(|r| r.takes(tag)) {
             return self.known.remove(at);
         }
-        while self.known.len() < 1 << self.log
+        // Where some went ahead, `settle` has read all that there was, and what comes next may be theirs.
+        while self.ahead.is_empty()
+            && self.known.len() < 1 << self.log
             && let Some(new) = self.entry(ring, self.seen)
         {
             self.seen += 1;
@@ -137,9 +241,10 @@ pub struct PostedReceives {
 }
 
 impl PostedReceives {
-    /// In a ring of `1 << log` that the peer, or its RDMA device, writes.
-    pub(crate) fn new(ring: Words, log: u32) -> Self {
-        PostedReceives { ring, receives: PeerReceives::new(log) }
+    /// Of a peer that posts at most `1 << log` at once, in a ring that the peer, or its RDMA device, writes ([`entries_log`]). So many
+    /// SENDs may go ahead.
+    pub(crate) fn new(ring: Words, log: u32, ahead: u32) -> Self {
+        PostedReceives { ring, receives: PeerReceives::new(log, ahead) }
     }
 
     /// In the work segment of a peer on this host, of which it handed over a descriptor.
@@ -154,19 +259,25 @@ impl PostedReceives {
             return Err(EndpointError::Disagree { segment: NAME, found, expected });
         }
         let words = RECEIVE_WORDS << geometry.rx_log;
-        Ok(Self::new(Words::readable(work, geometry.work_receives_offset(), words), geometry.rx_log))
+        Ok(Self::new(Words::readable(work, geometry.work_receives_offset(), words), geometry.rx_log, 0))
     }
 
-    /// The receive that the next SEND of `tag` will take, if the peer has posted it.
+    /// What is known of the receive that the next SEND of `tag` will take.
     #[inline]
-    pub fn find(&self, tag: u32) -> Option<PeerReceive> {
-        self.receives.find(&self.ring, tag)
+    pub fn meets(&self, tag: u32) -> Meets {
+        self.receives.meets(&self.ring, tag)
     }
 
-    /// Takes the receive that [`PostedReceives::find`] would name: a SEND of `tag` is the next.
+    /// A SEND of `tag` is the next, for which [`PostedReceives::meets`] did not answer that it has to wait. Returns the receive that
+    /// it takes; `None`: it goes ahead.
     #[inline]
     pub fn take(&mut self, tag: u32) -> Option<PeerReceive> {
-        self.receives.take(&self.ring, tag)
+        self.receives.settle(&self.ring, |_, _| ());
+        let receive = self.receives.take(&self.ring, tag);
+        if receive.is_none() {
+            self.receives.go_ahead(Ahead { sequence: 0, tag, length: 0 });
+        }
+        receive
     }
 }
 
@@ -192,15 +303,15 @@ mod tests {
 
     #[test]
     fn p2_an_entry_counts_when_all_its_words_are_there() {
-        let (ring, mut r) = (ring(1), PeerReceives::new(1));
+        let (ring, mut r) = (ring(1), PeerReceives::new(1, 0));
         for words in 0..4 {
             store(&ring, 1, 0, 5, words);
-            assert_eq!((r.find(&ring, 5), r.take(&ring, 5)), (None, None));
+            assert_eq!((r.meets(&ring, 5), r.take(&ring, 5)), (Meets::Unknown, None));
         }
         store(&ring, 1, 1, 5, 4);
-        assert_eq!(r.find(&ring, 5), None, "an older one may be of this tag");
+        assert_eq!(r.meets(&ring, 5), Meets::Unknown, "an older one may be of this tag");
         store(&ring, 1, 0, 6, 4);
-        let found = r.find(&ring, 5).unwrap();
+        let found = r.meets(&ring, 5).receive().unwrap();
         assert_eq!((found.number, found.rkey, found.offset, found.length), (1, 7, 10, 100));
         assert_eq!(r.take(&ring, 5), Some(found));
         assert_eq!(r.take(&ring, 5), None);
@@ -208,22 +319,88 @@ mod tests {
 
     #[test]
     fn p8_a_peer_that_tells_of_more_than_it_may_fills_no_memory() {
-        let (ring, mut r) = (ring(2), PeerReceives::new(2));
+        let (ring, mut r) = (ring(2), PeerReceives::new(2, 0));
         for number in 0..100 {
             store(&ring, 2, number, 1, 4);
-            assert_eq!((r.find(&ring, 2), r.take(&ring, 2)), (None, None));
+            assert_eq!((r.meets(&ring, 2), r.take(&ring, 2)), (Meets::Unknown, None));
             assert!(r.known.len() <= 4 && r.known.capacity() < 8);
         }
     }
 
+    /// The receive, by number, that each of the messages of these tags takes of those posted: the oldest one that fits and is free. Where
+    /// `waits`, a message without one holds up those behind it.
+    fn matched(messages: &[u32], posted: &[u32], waits: bool) -> Vec<Option<u64>> {
+        let mut taken = vec![false; posted.len()];
+        let mut found = Vec::new();
+        for tag in messages {
+            let free = |at: &usize| !taken[*at] && (posted[*at] == ANY || posted[*at] == *tag);
+            let at = (0..posted.len()).find(free);
+            if waits && at.is_none() {
+                break;
+            }
+            at.into_iter().for_each(|at| taken[at] = true);
+            found.push(at.map(|at| at as u64));
+        }
+        found
+    }
+
     proptest! {
+        /// The receives of SENDs that went ahead are those that the receiver finds for them, however late the sender hears of
+        /// them, and none is written over before it was read.
+        #[test]
+        fn p4_p6_a_send_that_goes_ahead_takes_the_receive_that_its_receiver_finds(
+            most_ahead in 1u32..=8,
+            steps in prop::collection::vec((0u8..22, 0u32..4), 0..400),
+        ) {
+            let log = 3;
+            let entries = entries_log(log, most_ahead);
+            let (ring, mut r) = (ring(entries), PeerReceives::new(log, most_ahead));
+            let (mut posted, mut messages, mut told) = (Vec::new(), Vec::new(), 0);
+            // The receive that each message has by the sender.
+            let mut pairs: Vec<Option<u64>> = Vec::new();
+            for (step, tag) in steps.into_iter().chain((0..64).map(|_| (8, 0))) {
+                match step {
+                    0..8 if posted.len() - matched(&messages, &posted, true).len() < 1 << log => {
+                        posted.push(if tag == 3 { ANY } else { tag });
+                    }
+                    8..18 if told < posted.len() => {
+                        let first = (told & ((1 << entries) - 1)) * RECEIVE_WORDS;
+                        let lap = u64::from(lap_of(told as u64, log)) << abi::PUSHGATE_LAP_SHIFT;
+                        let words = [7, 10 * told as u64, 100, posted[told].into()];
+                        ring[first..][..4].iter().zip(words).for_each(|(to, word)| to.store(word | lap, Ordering::Relaxed));
+                        told += 1;
+                    }
+                    18.. => {
+                        let meets = r.meets(&ring, tag);
+                        r.settle(&ring, |send, receive| pairs[send.sequence as usize] = Some(receive.number));
+                        let receive = r.take(&ring, tag);
+                        prop_assert_eq!(receive, meets.receive());
+                        if receive.is_none() {
+                            let went = pairs.iter().filter(|pair| pair.is_none()).count();
+                            prop_assert_eq!(meets == Meets::Ahead, went < most_ahead as usize);
+                            if meets == Meets::Unknown {
+                                continue;
+                            }
+                            r.go_ahead(Ahead { sequence: messages.len() as u64, tag, length: 1 });
+                        }
+                        messages.push(tag);
+                        pairs.push(receive.map(|receive| receive.number));
+                    }
+                    _ => {}
+                }
+            }
+            r.settle(&ring, |send, receive| pairs[send.sequence as usize] = Some(receive.number));
+            prop_assert_eq!(told, posted.len());
+            prop_assert_eq!(pairs, matched(&messages, &posted, false));
+        }
+
         /// A sender that knows less than the receiver has in its list takes the same receive,
         /// or waits, and it waits only if none that it was told of fits.
         #[test]
         fn p4_p6_both_ends_name_the_same_receive(
             steps in prop::collection::vec((0u8..5, 0u32..4), 0..300),
         ) {
-            let (ring, mut r) = (ring(3), PeerReceives::new(3));
+            let (ring, mut r) = (ring(3), PeerReceives::new(3, 0));
             // The receiver's: number and tag of those that no message has taken.
             let mut list: Vec<(u64, u32)> = Vec::new();
             let mut tags = Vec::new();
@@ -250,7 +427,7 @@ mod tests {
                         let at = list.iter().position(|(_, t)| fits(*t));
                         let known = at.filter(|at| list[*at].0 < told as u64);
                         let expected = known.map(|at| list.remove(at).0);
-                        prop_assert_eq!(r.find(&ring, tag).map(|r| r.number), expected);
+                        prop_assert_eq!(r.meets(&ring, tag).receive().map(|r| r.number), expected);
                         prop_assert_eq!(r.take(&ring, tag).map(|r| r.number), expected);
                         taken += expected.is_some() as usize;
                     }

@@ -25,6 +25,7 @@ impl From<&Settings> for Config {
             streams: s.tcp_streams,
             checksum: s.tcp_checksum,
             posted_receives: false,
+            ahead: 0,
             // The kernel finds a dead path only while something is under way.
             beat: match s.path_timeout.as_nanos() as u64 {
                 0 => 1_000_000_000,

@@ -140,6 +140,12 @@ fn variables_for_nccl_are_set_where_a_gpu_copies_and_the_users_stay() {
         format!("{ONE_HOST}{ANYWHERE}").replace("CHANNELS=8", "CHANNELS=2").replace("BUFFERS=1", "BUFFERS=0");
     assert_eq!(told(&own), kept);
     assert_eq!(told(&with(&[("PUSHGATE_PATH", "bounce")])), "", "no GPU copies");
+    // Over TCP they hold for host memory too, which NCCL's kernels push to.
+    let tcp = format!("{ONE_HOST}{ANYWHERE}").replace("524288", "262144");
+    for path in ["auto", "bounce", "push"] {
+        let over_tcp = [("PUSHGATE_QP", "tcp"), ("PUSHGATE_HOST", "127.0.0.1"), ("PUSHGATE_PATH", path)];
+        assert_eq!(told(&with(&over_tcp)), tcp, "path {path}");
+    }
 }
 
 /// The CPU executor plays the GPU: its worker pushes into windows and pulls out of them.
@@ -348,6 +354,19 @@ fn p5_short_messages_that_are_done_arrive_though_their_connection_is_closed_at_o
         let tcp =
             [("PUSHGATE_QP", "tcp"), ("PUSHGATE_HOST", "127.0.0.1"), ("PUSHGATE_NET_TCP_THREADS", threads)];
         run_with(command("early"), &tcp);
+    }
+}
+
+/// Where NCCL is told that a connection's messages are taken in their order.
+#[test]
+fn p4_p6_short_messages_over_tcp_leave_before_their_receives_are_posted() {
+    for threads in ["0", "2"] {
+        let tcp =
+            [("PUSHGATE_QP", "tcp"), ("PUSHGATE_HOST", "127.0.0.1"), ("PUSHGATE_NET_TCP_THREADS", threads)];
+        run_with(command("ahead"), &tcp);
+        // The GPU's worker pushes the messages and pulls them.
+        let push = [&GPU[..], &tcp[..], &[("PUSHGATE_PATH", "push")]].concat();
+        run_with(command("traffic --processes --version 11 --in-flight 8 --groups 150 --max 20000"), &push);
     }
 }
 

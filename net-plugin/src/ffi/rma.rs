@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::tables::{NAME, OutPointer, R, at, back, call, hand_out, hot, null, props_v9, props_v12, put};
 use super::types::{
-    GIN_PROXY, GinConfig, PTR_CUDA, PTR_DMABUF, PTR_HOST, PropsV9, PropsV12, RmaConfig, RmaProperties,
-    SIGNAL_ADD, SIGNAL_INC, SIGNAL_NEVER_RESET,
+    GIN_PROXY, GinConfig, MAX_RECVS, PTR_CUDA, PTR_DMABUF, PTR_HOST, PropsV9, PropsV12, RmaConfig,
+    RmaProperties, SIGNAL_ADD, SIGNAL_INC, SIGNAL_NEVER_RESET,
 };
 use crate::error::{Code, Failure, Result};
 use crate::handle;
@@ -85,8 +85,10 @@ unsafe extern "C" fn devices(ndev: *mut c_int) -> R {
 /// The properties of the network's device `dev`, as a device for operations of kernels.
 fn properties_of(dev: c_int) -> Result<PropsV9> {
     let p = props_v9(dev)?;
-    // GPU memory is taken by its address: copy engines read and write it.
-    Ok(PropsV9 { net_device_type: GIN_PROXY, ptr_support: p.ptr_support & !PTR_DMABUF, ..p })
+    // GPU memory is taken by its address: copy engines read and write it. Buffers of a receive say here how many operations may be
+    // under way.
+    let (ptr_support, max_recvs) = (p.ptr_support & !PTR_DMABUF, MAX_RECVS as c_int);
+    Ok(PropsV9 { net_device_type: GIN_PROXY, ptr_support, max_recvs, ..p })
 }
 
 /// The properties of the one device: those of the network's first one.

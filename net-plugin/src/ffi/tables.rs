@@ -202,9 +202,7 @@ pub(super) fn props_v9(dev: c_int) -> Result<PropsV9> {
         port: p.port,
         latency: p.latency,
         max_comms: props::MAX_COMMS,
-        // If a device takes several receives at once, NCCL lets ranks that send through one rank of
-        // their host (PXN) share a connection, told apart by tags.
-        max_recvs: super::types::MAX_RECVS as c_int,
+        max_recvs: p.max_recvs,
         net_device_type: 0,
         net_device_version: 0,
         v_props: VDevice4 { ndevs: 1, devs: [dev, 0, 0, 0] },

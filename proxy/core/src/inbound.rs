@@ -41,6 +41,8 @@ pub struct Rules {
     pub slow_ns: u64,
     /// SENDs go to the buffers that posted receives name.
     pub posted_receives: bool,
+    /// SENDs that the peer may send before the receives that they take are posted.
+    pub ahead: u32,
 }
 
 /// Cumulative counts that the peer is told.
@@ -280,7 +282,7 @@ impl Inbound {
             released: self.in_place.front().map_or(received, |h| h.sequence),
             received,
             granted: match self.rules.posted_receives {
-                true => self.posts,
+                true => self.posts + u64::from(self.rules.ahead),
                 false => self.consumed + (1 << self.rules.rx_log),
             },
         }

@@ -193,7 +193,7 @@ impl Endpoint {
                 offered,
             });
         }
-        let (receives, budget) = (1 << peer_geometry.rx_log, qp.budget());
+        let (receives, budget) = ((1 << peer_geometry.rx_log) + qp.goes_ahead(), qp.budget());
         let gate = if options.ungated {
             #[cfg(feature = "test-ungated")]
             {
@@ -204,7 +204,7 @@ impl Endpoint {
         } else {
             Gate::new(receives, budget)
         };
-        let knows_receives = qp.knows_receives();
+        let (knows_receives, ahead) = (qp.knows_receives(), qp.takes_ahead());
         let g = &geometry;
         Ok(Endpoint {
             work: WorkAtEngine::new(&work, g),
@@ -220,6 +220,7 @@ impl Endpoint {
                 in_place: (options.in_place_share as u64) << peer_geometry.window_log >> 8,
                 slow_ns: options.slow_ns,
                 posted_receives: options.posted_receives,
+                ahead,
             }),
             next_scan: 0,
             moving: VecDeque::with_capacity(MOST_COPIES),

@@ -289,10 +289,20 @@ pub trait Receives {
         false
     }
 
-    /// Bytes of the receive that a SEND will take, if the peer has told of it. Until then the SEND waits, and the
-    /// messages behind it.
+    /// Bytes that a SEND may have: those of the receive that it will take, if the peer has told of it, or those of a SEND that may
+    /// leave before that ([`Receives::goes_ahead`]). Until then the SEND waits, and the messages behind it.
     fn receive_for(&self, _record: &Record) -> Option<u32> {
         None
+    }
+
+    /// SENDs of this end that may leave before the peer has told of the receives that they take.
+    fn goes_ahead(&self) -> u32 {
+        0
+    }
+
+    /// SENDs of the peer that may come before the receives that they take are posted.
+    fn takes_ahead(&self) -> u32 {
+        0
     }
 
     /// A receive of this end was taken in, `number` before it: its words, laps included.

@@ -83,6 +83,9 @@ pub(super) fn make(
         let posts = peer.posts != Posts::Nothing;
         let mut flow = Flow::new(id, name, e.geometry, e.messages as usize, signals, REGION, posts);
         flow.bytewise = tcp;
+        if let Carrier::Tcp { ahead, .. } = qp.carrier {
+            flow.ahead = u64::from(ahead).min(1 << peer.geometry.rx_log);
+        }
         flow
     });
     qps.push(Qp {

@@ -63,6 +63,8 @@ pub(super) enum Carrier {
         streams: u8,
         part: u32,
         checksum: bool,
+        /// SENDs that may come before their receives.
+        ahead: u32,
     },
 }
 
@@ -444,6 +446,7 @@ fn tcp(seed: u64, number: u32, all: bool) -> Option<Carrier> {
         streams: random.of(&[1, 1, 2, 4]),
         part: random.of(&[16, 64, 300, 1 << 16]),
         checksum: random.one_in(2),
+        ahead: Random::new(seed, 96_000 + number as u64).of(&[0, 1, 3, 16]),
     };
     (all || random.one_in(5)).then_some(carrier)
 }

@@ -115,6 +115,14 @@ impl<W: Wire> Receives for Settled<W> {
         self.qp().receive_for(record)
     }
 
+    fn goes_ahead(&self) -> u32 {
+        self.qp().goes_ahead()
+    }
+
+    fn takes_ahead(&self) -> u32 {
+        self.qp().takes_ahead()
+    }
+
     fn receive_posted(&mut self, number: u64, words: [u64; 4]) {
         self.qp().receive_posted(number, words);
     }

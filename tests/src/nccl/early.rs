@@ -3,8 +3,10 @@
 use std::time::{Duration, Instant};
 
 use super::pair::{self, Buffer};
-use super::scenario::{Options, close, die_with_parent, goes_on, parent, receive, send, stop, wait};
-use crate::patience;
+use super::scenario::{
+    Options, begin, close, die_with_parent, finish_one, goes_on, loopback, parent, receive, send, stop, wait,
+};
+use crate::{hang, patience};
 
 /// Lengths of the messages: in a WQE, and through the window.
 const SIZES: [usize; 3] = [8, 4096, 8192];
@@ -12,6 +14,9 @@ const SIZES: [usize; 3] = [8, 4096, 8192];
 const TIMES: usize = 4;
 const MESSAGES: usize = TIMES * SIZES.len();
 const STRIDE: usize = SIZES[SIZES.len() - 1];
+
+/// Bytes of a message that is too long to leave before its receive is posted.
+const LONG: usize = STRIDE + 1;
 
 /// For so long a receiver stands still while its sender closes.
 const STILL: Duration = Duration::from_millis(500);
@@ -44,6 +49,63 @@ pub fn early(o: &Options) {
 /// A receiver that hangs holds up closing for a limited time.
 pub fn hanging(o: &Options) {
     close_behind(o, &[Receiver::Hangs]);
+}
+
+/// Over TCP a number of short messages are sent and done before their receives are posted, and no more than that; a longer message waits.
+pub fn ahead(o: &Options) {
+    let plugin = o.open();
+    let ctx = begin(&plugin);
+    let ends = loopback(&plugin, ctx);
+    let [out, into] = [Buffer::new(LONG), Buffer::new(LONG)];
+    let out_mr = plugin.reg_mr(ends.send, out.at(0), LONG).expect("regMr");
+    let into_mr = plugin.reg_mr(ends.recv, into.at(0), LONG).expect("regMr");
+    let try_to_send = |size: usize| {
+        // SAFETY: the buffer outlives the connection.
+        unsafe { plugin.isend(ends.send, out.at(0), size, 1, out_mr) }.expect("isend")
+    };
+    let mut most = 0;
+    for round in 0..TIMES {
+        // Until so many in a row find no room; the first ones may wait for what the receiver grants.
+        let (mut sent, mut refused, begin) = (0, 0, Instant::now());
+        while sent == 0 || refused < 1_000 {
+            assert!(begin.elapsed() < hang(), "no message leaves before its receive is posted");
+            out.fill(0, size(sent), (1_000 * round + sent) as u64);
+            match try_to_send(size(sent)) {
+                Some(request) => {
+                    wait(&plugin, request).expect("send");
+                    (sent, refused) = (sent + 1, 0);
+                }
+                None => refused += 1,
+            }
+        }
+        most = most.max(sent);
+        assert!(sent <= 16, "{sent} messages left before their receives");
+        for number in 0..sent {
+            into.set(0, STRIDE, 0);
+            let posted = receive(&plugin, ends, &into, STRIDE, 1, into_mr).expect("room");
+            wait(&plugin, posted).expect("receive");
+            let wrong = into.differs(0, size(number), (1_000 * round + number) as u64);
+            assert_eq!(wrong, None, "message {number} of round {round} is not what was sent");
+        }
+        out.fill(0, LONG, round as u64);
+        let refused = (0..1_000).all(|_| try_to_send(LONG).is_none());
+        assert!(refused, "{LONG} bytes left before their receive");
+        let posted = receive(&plugin, ends, &into, LONG, 1, into_mr).expect("room");
+        let begin = Instant::now();
+        let request = loop {
+            if let Some(request) = try_to_send(LONG) {
+                break request;
+            }
+            assert!(begin.elapsed() < hang(), "the sender does not hear of a receive");
+        };
+        finish_one(&plugin, posted, request);
+        assert_eq!(into.differs(0, LONG, round as u64), None);
+    }
+    assert_eq!(most, 16, "messages that left before their receives");
+    plugin.dereg_mr(ends.send, out_mr).expect("deregMr");
+    plugin.dereg_mr(ends.recv, into_mr).expect("deregMr");
+    close(&plugin, ends);
+    plugin.finalize(ctx).expect("finalize");
 }
 
 /// Sends messages, sees them done, and closes, on one connection after the other.

@@ -44,13 +44,14 @@ pub struct Options {
     pub nccl_rules: bool,
 }
 
+/// Whether the plugin is told to connect over TCP alone.
+pub(super) fn over_tcp() -> bool {
+    std::env::var_os("PUSHGATE_QP").is_some_and(|qp| qp == "tcp")
+}
+
 impl Options {
     pub(super) fn traffic(&self, plugin: &Plugin) -> Traffic {
-        // This project's plugin accepts 8, whatever its properties say.
-        let most = match self.nccl_rules {
-            true => plugin.properties(0).expect("properties").max_recvs.clamp(1, 8),
-            false => 8,
-        };
+        let most = plugin.properties(0).expect("properties").max_recvs.clamp(1, 8);
         Traffic {
             groups: self.groups,
             max: self.max,
@@ -391,7 +392,11 @@ pub fn rules(o: &Options) {
     o.promise("it knows its speed", p.speed > 0, &p.speed);
     o.promise("at most 8 buffers in a receive", p.max_recvs <= 8, &p.max_recvs);
     if !o.nccl_rules {
-        assert_eq!(p.max_recvs, 8, "over every transport, so that PXN shares connections");
+        let most = if over_tcp() { 1 } else { 8 };
+        assert_eq!(
+            p.max_recvs, most,
+            "8 so that PXN shares connections, 1 where messages are taken in their order"
+        );
     }
     if o.dares("properties of a device that there is not") {
         assert!(plugin.properties(1000).is_err(), "there are no 1001 devices");
@@ -988,7 +993,8 @@ pub const NCCL: [(&str, Scenario); 7] = [
 ];
 
 /// Scenarios with what this project's plugin promises beyond that.
-pub const OWN: [(&str, Scenario); 21] = [
+pub const OWN: [(&str, Scenario); 22] = [
+    ("ahead", super::early::ahead),
     ("garbage", garbage),
     ("setting", setting),
     ("forked", super::forked::forked),

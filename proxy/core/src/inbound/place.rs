@@ -123,7 +123,7 @@ impl Inbound {
         sequence: u64,
         site: &S,
     ) -> Result<Action, Fault> {
-        if self.posted.is_empty() {
+        if self.posted.is_empty() && self.rules.ahead == 0 {
             return Err(Fault::Overrun("no receive was posted for this message".into()));
         }
         let found = self.posted.iter().position(|b| b.takes(r.tag));
@@ -133,8 +133,9 @@ impl Inbound {
             return Err(Fault::Peer(why.into()));
         }
         let Some(at) = found else {
-            // A credit says that there is a receive and not which. The program has the rest of the queue pair's life
-            // to post the right one.
+            // A credit says that there is a receive and not which, or that the SEND may come before its receive. The program
+            // has the rest of the queue pair's life to post the right one. Those behind it wait with the link, which has room
+            // for as many messages as the peer may have in flight.
             return Ok(Action::Wait);
         };
         let b = self.posted[at];

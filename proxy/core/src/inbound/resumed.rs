@@ -150,8 +150,15 @@ mod tests {
     use super::*;
     use pushgate_abi::record::with_lap;
 
-    const RULES: Rules =
-        Rules { rx_log: 2, landing_log: 3, signals: 1, in_place: 8, slow_ns: 1, posted_receives: false };
+    const RULES: Rules = Rules {
+        rx_log: 2,
+        landing_log: 3,
+        signals: 1,
+        in_place: 8,
+        slow_ns: 1,
+        posted_receives: false,
+        ahead: 0,
+    };
 
     fn send(flags: u8, id: u32, place: u32, length: u32) -> RecordWords {
         let units = length.div_ceil(abi::PUSHGATE_UNIT) as u64;

@@ -14,8 +14,15 @@ const HOST: u32 = 1;
 const DEVICE: u32 = 2;
 const REGION_BYTES: u64 = 1 << 16;
 
-const RULES: Rules =
-    Rules { rx_log: 2, landing_log: 4, signals: 4, in_place: 8, slow_ns: 0, posted_receives: false };
+const RULES: Rules = Rules {
+    rx_log: 2,
+    landing_log: 4,
+    signals: 4,
+    in_place: 8,
+    slow_ns: 0,
+    posted_receives: false,
+    ahead: 0,
+};
 
 #[derive(Debug, thiserror::Error)]
 #[error("no such region")]
@@ -144,6 +151,27 @@ fn p8_a_device_that_gives_back_what_it_was_not_shown_or_names_no_region_is_itsel
     let mut posted = Inbound::new(Rules { posted_receives: true, ..RULES });
     posted.post(Posted { number: 0, key: 9, offset: 0, length: 64, tag: ANY });
     assert!(matches!(take(&mut posted, &send(0, 64), false), Err(Fault::Device(_))));
+}
+
+#[test]
+fn p4_p6_a_send_that_may_come_before_its_receive_waits_for_it_and_holds_up_those_behind_it() {
+    let mut i = Inbound::new(Rules { posted_receives: true, ahead: 2, ..RULES });
+    assert_eq!(i.counts(), Counts { released: 0, received: 0, granted: 2 });
+    let first = Record { tag: 3, ..inline(0) };
+    let (record, sequence) = i.accept(&first.encode(0)).unwrap();
+    assert_eq!(i.place(&record, false, sequence, &AROUND).unwrap(), Action::Wait);
+    i.keep(Message { record, words: first.encode(0), placed: false, sequence });
+    assert_eq!(i.counts(), Counts { released: 0, received: 0, granted: 2 });
+    for (number, tag) in [4, 3].into_iter().enumerate() {
+        let m = i.retry().unwrap();
+        assert_eq!(i.place(&m.record, false, m.sequence, &AROUND).unwrap(), Action::Wait);
+        i.keep(m);
+        i.post(Posted { number: number as u64, key: HOST, offset: 0, length: 64, tag });
+    }
+    let m = i.retry().unwrap();
+    assert!(matches!(i.place(&m.record, false, m.sequence, &AROUND).unwrap(), Action::Copy { .. }));
+    let (_, Finish::Show(shown)) = i.copied() else { panic!("a SEND is shown") };
+    assert_eq!((shown.place, i.counts().received, i.counts().granted), (1, 1, 4));
 }
 
 #[test]

@@ -17,7 +17,7 @@ use super::frame::{Head, Kind};
 use super::incoming::Takes;
 use crate::link::{Arrival, PeerCounts};
 use crate::memory::{Mapped, Words};
-use crate::receives::RECEIVE_WORDS;
+use crate::receives::{AHEAD_BYTES, RECEIVE_WORDS, entries_log};
 use crate::region::MAX_REGIONS;
 use crate::session::Status;
 
@@ -94,10 +94,17 @@ pub struct Inbox {
     /// This end's posted receives that no message has taken: number and words, oldest first. One whose tag no message has may stay
     /// while the ring goes round many times.
     posted: VecDeque<(u64, [u64; 4])>,
-    /// The most of them.
+    /// The most of them; 0 where this end's receives name no buffers.
     most_posted: usize,
+    /// The words of the last receives that this end has posted, taken or not: as many as the peer's ring of them has entries.
+    words: Box<[[u64; 4]]>,
     /// Receives that this end has posted.
     pub posts: u64,
+    /// The tag of a SEND that was taken before a receive was posted that fits it. There is one at most: the endpoint takes the next
+    /// message once that SEND has its receive.
+    early: Option<u32>,
+    /// The last message that was taken could have gone ahead of its receive.
+    pub short: bool,
     pub counts: PeerCounts,
     pub status: u64,
     pub left: bool,
@@ -106,8 +113,8 @@ pub struct Inbox {
     /// The peer's last question, and its last answer.
     pub asked: u64,
     pub answered: u64,
-    /// The ring of the peer's posted receives, if the peer posts any, and its length's logarithm.
-    pub receives: Option<(Words, u32)>,
+    /// The ring of the peer's posted receives, if the peer posts any.
+    pub receives: Option<Words>,
     /// Payload of messages that were taken since the peer was told counts, bytes.
     pub taken: u64,
     /// Frames that have come, all kinds together.
@@ -115,33 +122,38 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// Nothing heard yet. The peer has rings of `peer`; its posted receives, if it posts any, go to `receives`. `rx_log`
-    /// is that of this end.
-    pub fn new(mirror: Mirror, peer: &Geometry, rx_log: u32, receives: Option<Words>) -> Self {
+    /// Nothing heard yet. The peer has rings of `peer`; its posted receives, if it posts any, go to `receives`. `posts`: where this
+    /// end's receives name buffers, the logarithm of its ring's length, and how many SENDs of the peer may come before their receives.
+    pub fn new(mirror: Mirror, peer: &Geometry, posts: Option<(u32, u32)>, receives: Option<Words>) -> Self {
+        let most_posted = posts.map_or(0, |(log, _)| 1 << log);
+        let words = posts.map_or(0, |(log, ahead)| 1 << entries_log(log, ahead));
         Inbox {
             next: 0,
             ring: vec![Arriving::default(); 1 << peer.link_log].into(),
             open: 0,
             mirror,
             own: BTreeMap::new(),
-            posted: VecDeque::with_capacity(1 << rx_log),
-            most_posted: 1 << rx_log,
+            posted: VecDeque::with_capacity(most_posted),
+            most_posted,
+            words: vec![[0; 4]; words].into(),
             posts: 0,
+            early: None,
+            short: false,
             counts: PeerCounts::default(),
             status: 0,
             left: false,
             regions: BTreeMap::new(),
             asked: 0,
             answered: 0,
-            receives: receives.map(|words| (words, peer.rx_log)),
+            receives,
             taken: 0,
             frames: 0,
         }
     }
 
-    /// Memory for the ring of a peer's posted receives.
-    pub fn receives_of(peer: &Geometry) -> Words {
-        let words = RECEIVE_WORDS << peer.rx_log;
+    /// Memory for the ring of a peer's posted receives. So many SENDs of this end may go ahead of them.
+    pub fn receives_of(peer: &Geometry, ahead: u32) -> Words {
+        let words = RECEIVE_WORDS << entries_log(peer.rx_log, ahead);
         Words::writable(Mapped::heap(words * 8), 0, words)
     }
 
@@ -158,18 +170,27 @@ impl Inbox {
 
     /// A receive of this end was posted.
     pub fn post(&mut self, number: u64, words: [u64; 4]) {
+        let Some(mask) = self.words.len().checked_sub(1) else { return };
+        self.words[number as usize & mask] = words;
+        self.posts = number + 1;
+        if self.early.take_if(|tag| fits(&words, *tag)).is_some() {
+            return;
+        }
         if self.posted.len() == self.most_posted {
             // The program has posted more than it may, and the endpoint refuses that.
             self.posted.pop_front();
         }
         self.posted.push_back((number, words));
-        self.posts = number + 1;
     }
 
-    /// The words of a posted receive of this end that no message has taken.
-    pub fn receive(&self, number: u64) -> Option<[u64; 4]> {
-        let at = self.posted.binary_search_by_key(&number, |(number, _)| *number).ok()?;
-        Some(self.posted[at].1)
+    /// Receives of this end that are told of over the next link: all those that the peer may not know.
+    pub fn oldest_told_again(&self) -> u64 {
+        self.posts.saturating_sub(self.words.len() as u64)
+    }
+
+    /// The words of a posted receive of this end, one of the last that the peer's ring of them has.
+    pub fn receive(&self, number: u64) -> [u64; 4] {
+        self.words[number as usize & (self.words.len() - 1)]
     }
 
     /// Whether one of the first `told` receives that this end has posted was taken by no message.
@@ -182,19 +203,23 @@ impl Inbox {
     #[cold]
     fn take_receive(&mut self, words: &RecordWords, placed: bool) {
         let Ok(r) = Record::decode(words) else { return };
+        if r.opcode != Opcode::Send {
+            return;
+        }
         let at = self.posted.iter().position(|(number, receive)| match placed {
             true => *number as u32 == words[5] as u32,
-            false => [abi::PUSHGATE_ANY_TAG, r.tag].contains(&(receive[3] as u32)),
+            false => fits(receive, r.tag),
         });
-        if let Some(at) = at.filter(|_| r.opcode == Opcode::Send) {
-            self.posted.remove(at);
+        match at {
+            Some(at) => _ = self.posted.remove(at),
+            None => self.early = Some(r.tag),
         }
     }
 
     /// Room of all that grows with what the peer says, but for its regions.
     #[cfg(test)]
     pub fn footprint(&self) -> [usize; 3] {
-        let receives = self.receives.as_ref().map_or(0, |(ring, _)| ring.len());
+        let receives = self.receives.as_ref().map_or(0, |ring| ring.len());
         [self.ring.len(), self.posted.capacity(), receives]
     }
 
@@ -231,7 +256,8 @@ impl Inbox {
         self.next += 1;
         self.open -= 1;
         let placed = m.placed;
-        if !self.posted.is_empty() {
+        self.short = !placed && m.length <= AHEAD_BYTES;
+        if self.most_posted > 0 {
             self.take_receive(words, placed);
         }
         if placed { Arrival::Placed } else { Arrival::Record }
@@ -301,6 +327,11 @@ impl Inbox {
     }
 }
 
+/// Whether the receive of these words takes a SEND of this tag.
+fn fits(receive: &[u64; 4], tag: u32) -> bool {
+    [abi::PUSHGATE_ANY_TAG, tag].contains(&(receive[3] as u32))
+}
+
 impl Takes for Inbox {
     #[inline]
     fn frame(&mut self, head: &Head, words: &RecordWords) -> Result<usize, &'static str> {
@@ -320,10 +351,12 @@ impl Takes for Inbox {
             Kind::Ask => self.asked = words[0],
             Kind::Answer => self.answered = words[0],
             Kind::Receive => {
-                let Some((ring, log)) = &self.receives else {
+                let Some(ring) = &self.receives else {
                     return Err("a posted receive of an end that posts none");
                 };
-                let first = (words[0] as usize & ((1 << log) - 1)) * RECEIVE_WORDS;
+                // It has a power of two of them.
+                let entries = ring.len() / RECEIVE_WORDS;
+                let first = (words[0] as usize & (entries - 1)) * RECEIVE_WORDS;
                 for (to, word) in ring[first..first + RECEIVE_WORDS].iter().zip(&words[1..5]) {
                     // Release: a program that sees the last word on another thread sees those before it as well.
                     to.store(*word, Ordering::Release);

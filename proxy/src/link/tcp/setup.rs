@@ -14,7 +14,7 @@ use super::frame::MOST_PAYLOAD;
 use super::inbox::{Inbox, Mirror};
 use super::meeting::{Meeting, Place};
 use super::tcp_link::{TcpLink, Terms};
-use crate::receives::PostedReceives;
+use crate::receives::{MOST_AHEAD, PostedReceives};
 
 /// Versions of offers and frames that this build speaks.
 pub const WIRE: Versions = Versions::new(1, 1);
@@ -31,6 +31,10 @@ pub struct Config {
     pub checksum: bool,
     /// Receives of this end name buffers.
     pub posted_receives: bool,
+    /// SENDs of an end that may come before the receives that they take are posted, where those name buffers: short ones, which wait at
+    /// the receiver. A SEND that waits for its receive holds up those behind it, whatever their tags are. At most [`MOST_AHEAD`], and
+    /// as many as the receiver posts at once. Of two ends that differ the lower number counts.
+    pub ahead: u32,
     /// Without anything else under way a beat is sent so often, nanoseconds.
     pub beat: u64,
 }
@@ -49,6 +53,9 @@ pub struct Offer {
     streams: u32,
     checksum: bool,
     posted_receives: bool,
+    /// Not told by builds whose SENDs wait for their receives. They would refuse an end that grants more receives than its ring has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    ahead: Option<u32>,
     recovers: bool,
     place: Place,
 }
@@ -82,7 +89,8 @@ impl TcpOpening {
     ) -> Result<Self, String> {
         geometry.validate().map_err(|e| e.to_string())?;
         let place = meeting.offer()?;
-        let config = Config { streams: config.streams.clamp(1, MOST_STREAMS), ..config };
+        let (streams, ahead) = (config.streams.clamp(1, MOST_STREAMS), config.ahead.min(MOST_AHEAD));
+        let config = Config { streams, ahead, ..config };
         Ok(TcpOpening { config, geometry, window, meeting, place, recovers: false, part: MOST_PAYLOAD })
     }
 
@@ -110,6 +118,7 @@ impl TcpOpening {
             streams: self.config.streams,
             checksum: self.config.checksum,
             posted_receives: self.config.posted_receives,
+            ahead: Some(self.config.ahead),
             recovers: self.recovers,
             place: self.place.clone(),
         }
@@ -127,12 +136,16 @@ impl TcpOpening {
         let mirror = Arc::new(allocate("mirror", peer_geometry.window_bytes()).map_err(|e| e.to_string())?);
         let streams = self.config.streams.min(offer.streams) as usize;
         self.meeting.begin(&offer.place, streams)?;
+        let most = self.config.ahead.min(offer.ahead.unwrap_or(0));
+        let ahead = |posts: bool, receiver: Geometry| if posts { most.min(1 << receiver.rx_log) } else { 0 };
         let terms = Terms {
             geometry: self.geometry,
             peer_geometry,
             streams,
             posts_receives: self.config.posted_receives,
             peer_posts_receives: offer.posted_receives,
+            goes_ahead: ahead(offer.posted_receives, peer_geometry),
+            takes_ahead: ahead(self.config.posted_receives, self.geometry),
             recovers: self.recovers && offer.recovers,
             sums: self.config.checksum || offer.checksum,
             beat: self.config.beat,
@@ -155,6 +168,9 @@ impl Offer {
         let geometry =
             Geometry { window_log, slots_log, cq_log, rx_log, link_log, landing_log, signals, rank: peer };
         geometry.validate().map_err(|e| format!("its rings: {e}"))?;
+        if let Some(ahead) = self.ahead.filter(|ahead| *ahead > MOST_AHEAD) {
+            return Err(format!("{ahead} messages before their receives, expected at most {MOST_AHEAD}"));
+        }
         if !(1..=MOST_STREAMS).contains(&self.streams) {
             return Err(format!("{} streams, expected 1 to {MOST_STREAMS}", self.streams));
         }
@@ -177,11 +193,13 @@ impl TcpPrepared {
     /// Makes the link, and what the program sees of the peer's posted receives, if the peer posts any.
     pub fn join(self) -> (TcpLink, Option<PostedReceives>) {
         let terms = self.terms;
-        let receives = terms.peer_posts_receives.then(|| Inbox::receives_of(&terms.peer_geometry));
+        let receives =
+            terms.peer_posts_receives.then(|| Inbox::receives_of(&terms.peer_geometry, terms.goes_ahead));
         let log = terms.peer_geometry.rx_log;
-        let posted = receives.clone().map(|ring| PostedReceives::new(ring, log));
+        let posted = receives.clone().map(|ring| PostedReceives::new(ring, log, terms.goes_ahead));
         let mirror = Mirror::new(self.mirror, &terms.peer_geometry);
-        let inbox = Inbox::new(mirror, &terms.peer_geometry, terms.geometry.rx_log, receives);
+        let posts = terms.posts_receives.then_some((terms.geometry.rx_log, terms.takes_ahead));
+        let inbox = Inbox::new(mirror, &terms.peer_geometry, posts, receives);
         (TcpLink::new(terms, self.window, inbox, self.meeting), posted)
     }
 }

@@ -31,6 +31,9 @@ const ROUNDS: u32 = 4;
 /// Passes for which counts and news of posted receives wait for each other, for more of their kind, and for a message that they could
 /// go along with. A pass may be a call of a program that has many queue pairs, so a few of them are some microseconds.
 pub(super) const PASSES: u32 = 4;
+/// The same where the peer's messages need not wait for such news: they are short and may come before their receives. A peer whose next
+/// message is long waits so long once.
+const LAZY: u32 = 64;
 /// Counts of so much payload do not wait, bytes: the peer has room for little more, or will soon.
 const MUCH: u64 = 16 << 10;
 /// How long an end waits until its last words are out, nanoseconds.
@@ -53,6 +56,9 @@ pub(super) struct Terms {
     /// This end's posted receives name buffers; so do the peer's.
     pub(super) posts_receives: bool,
     pub(super) peer_posts_receives: bool,
+    /// SENDs of this end that may leave before their receives are known, and SENDs of the peer that may come before their receives.
+    pub(super) goes_ahead: u32,
+    pub(super) takes_ahead: u32,
     /// Both ends replace a link that breaks.
     pub(super) recovers: bool,
     /// Payloads have checksums.
@@ -143,7 +149,8 @@ impl TcpLink {
         meeting: Box<dyn Meeting>,
     ) -> Self {
         let slots = 1usize << terms.geometry.link_log;
-        let peer_receives = terms.peer_posts_receives.then(|| PeerReceives::new(terms.peer_geometry.rx_log));
+        let (log, ahead) = (terms.peer_geometry.rx_log, terms.goes_ahead);
+        let peer_receives = terms.peer_posts_receives.then(|| PeerReceives::new(log, ahead));
         let taken = if terms.peer_posts_receives { slots } else { 0 };
         TcpLink {
             wire: None,
@@ -226,7 +233,7 @@ impl TcpLink {
         if !self.is_joined() {
             return false;
         }
-        self.waited = PASSES;
+        self.waited = LAZY;
         self.control();
         self.pump_out();
         while peer.pump_in() {}
@@ -568,7 +575,7 @@ impl Waking for TcpLink {
             return true;
         }
         if self.counts_due || self.has_news() {
-            self.waited = PASSES;
+            self.waited = LAZY;
             let _ = self.notify();
         }
         let outgoing = &self.outgoing;

@@ -11,6 +11,7 @@ use pushgate_driver_shim::segment::Geometry;
 use pushgate_driver_shim::window::Window;
 
 use super::frame::{Head, Kind, MOST_HEAD};
+use super::inbox::{Inbox, Mirror};
 use super::incoming::{Incoming, Takes, sum_of};
 use super::outgoing::{Leaving, Outgoing};
 use super::setup::{Config, TcpOpening};
@@ -20,8 +21,9 @@ use super::wire::{Piece, Wire};
 use crate::link::verbs::simulated_tests::{
     ABORTED, End, GEOMETRY, Random as Xorshift, STRIPES, check_signal, ends, memory, recovering, words,
 };
-use crate::link::{Arrival, Link};
+use crate::link::{Arrival, Link, Receives};
 use crate::random::Random;
+use crate::receives::MOST_AHEAD;
 use crate::region::RegionMemory;
 use crate::session::count_word;
 
@@ -33,9 +35,10 @@ struct Way {
     part: usize,
     checksum: bool,
     posted_receives: bool,
+    ahead: u32,
 }
 
-const WAY: Way = Way { streams: 1, part: 1 << 16, checksum: false, posted_receives: false };
+const WAY: Way = Way { streams: 1, part: 1 << 16, checksum: false, posted_receives: false, ahead: 0 };
 
 /// Both links, and the window and the mirror of each end.
 type Links = ([Box<dyn Link>; 2], [Arc<SharedMemory>; 2], [Arc<SharedMemory>; 2]);
@@ -58,6 +61,7 @@ impl Rig {
             streams: way.streams,
             checksum: way.checksum,
             posted_receives: way.posted_receives,
+            ahead: way.ahead,
             beat: 10_000_000,
         };
         let openings = [0, 1].map(|rank: u32| {
@@ -348,6 +352,146 @@ fn passes_until_it_is_known(others: bool) -> u32 {
 fn news_of_a_posted_receive_waits_a_few_passes_unless_the_peer_knows_of_no_receive() {
     let [alone, beside] = [false, true].map(passes_until_it_is_known);
     assert!(alone < beside && beside <= alone + PASSES + 1, "{alone} passes alone, {beside} beside another");
+}
+
+/// Ends of which the first may send so many short messages before the second has posted receives for them.
+fn ahead(rig: &Rig, most: u32) -> [End; 2] {
+    let mut pair = rig.pair(Way { posted_receives: true, ahead: most, ..WAY });
+    // Until the first one has heard what the second grants.
+    rig.run(&mut pair, 200);
+    pair
+}
+
+fn send(end: &mut End, tag: u32, bytes: &[u8]) {
+    assert!(end.device.post(Record { tag, ..Record::new(Opcode::Send) }, bytes));
+}
+
+#[test]
+fn p4_p6_short_messages_leave_before_their_receives_up_to_a_number_and_meet_them_in_order() {
+    let rig = Rig::new(5, Some(Habits::PLAIN));
+    let mut pair = ahead(&rig, 2);
+    for n in 1..=3 {
+        send(&mut pair[0], 7, &[n; 64]);
+    }
+    rig.run(&mut pair, 200);
+    let released = |pair: &[End; 2]| pair[0].endpoint.counters().released;
+    assert_eq!((released(&pair), pair[1].device.try_recv().is_none()), (2, true), "the third one waits");
+    let key = pair[1].key;
+    for n in 0..3 {
+        assert!(pair[1].device.post_recv(key, 64 * n, 64, 7));
+    }
+    rig.run(&mut pair, 400);
+    let address = pair[1].region.as_ptr().as_ptr() as usize;
+    for n in 1..=3u8 {
+        let got = pair[1].device.try_recv().expect("it has its receive");
+        // SAFETY: the region is longer, and nothing writes there now.
+        let bytes = unsafe { std::slice::from_raw_parts((address + 64 * (n as usize - 1)) as *const u8, 64) };
+        assert_eq!((got.tag, bytes), (7, &[n; 64][..]));
+        pair[1].device.release(1);
+    }
+    assert_eq!(pair.map(|end| end.endpoint.status()), [None, None]);
+}
+
+#[test]
+fn a_receive_whose_message_came_before_it_is_not_one_that_no_message_has() {
+    let mirror = Mirror::new(memory("mirror", GEOMETRY.window_bytes()), &GEOMETRY);
+    let mut inbox = Inbox::new(mirror, &GEOMETRY, Some((GEOMETRY.rx_log, 2)), None);
+    let record = Record { flags: Record::INLINE, tag: 7, ..Record::new(Opcode::Send) };
+    inbox.frame(&Head { message: 0, ..Head::new(Kind::Data, 0) }, &record.encode(0)).unwrap();
+    assert_eq!(inbox.take(&mut [0; 8]), Arrival::Record);
+    inbox.post(0, [0, 0, 64, 8]);
+    inbox.post(1, [0, 0, 64, 7]);
+    assert_eq!((inbox.open_receives(), inbox.receive(1)[3]), (1, 7));
+    inbox.post(2, [0, 0, 64, 7]);
+    assert_eq!(inbox.open_receives(), 2);
+}
+
+#[test]
+fn a_message_out_of_a_region_waits_for_its_receive() {
+    let rig = Rig::new(6, Some(Habits::PLAIN));
+    let mut pair = ahead(&rig, 2);
+    let record = Record { flags: Record::REGION, place: pair[0].key, tag: 7, ..Record::new(Opcode::Send) };
+    // SAFETY: a payload in a region is not read here.
+    assert!(unsafe { pair[0].device.post_raw(record, std::ptr::null(), 64) }.is_some());
+    rig.run(&mut pair, 400);
+    assert_eq!(pair[0].endpoint.counters().released, 0);
+    let key = pair[1].key;
+    assert!(pair[1].device.post_recv(key, 0, 64, 7));
+    rig.run(&mut pair, 400);
+    assert!(pair[1].device.try_recv().is_some());
+}
+
+#[test]
+fn p6_a_put_behind_a_message_that_went_ahead_is_not_overwritten_by_that_message() {
+    let rig = Rig::new(8, Some(Habits::PLAIN));
+    let mut pair = ahead(&rig, 2);
+    let key = pair[1].key;
+    // The receive is there, and the sender has yet to hear of it. Message and PUT are for the same bytes.
+    assert!(pair[1].device.post_recv(key, 0, 320, 7));
+    send(&mut pair[0], 7, &[1; 320]);
+    put(&mut pair[0], key, 9);
+    rig.run(&mut pair, 400);
+    assert_eq!(pair[1].device.signal(0), 9);
+    assert_eq!(pair[1].stripe(0)[..40], [9; 40]);
+}
+
+#[test]
+fn news_of_receives_is_told_of_several_at_once_where_short_messages_need_not_wait_for_it() {
+    let frames = [0, 16].map(|most| {
+        let rig = Rig::new(9, Some(Habits::PLAIN));
+        rig.net.keep_what_is_sent();
+        let mut pair = ahead(&rig, most);
+        let key = pair[1].key;
+        for n in 0..64 {
+            assert!(pair[1].device.post_recv(key, 0, 64, 7));
+            send(&mut pair[0], 7, &[n; 64]);
+            let mut passes = 0;
+            while pair[1].device.try_recv().is_none() {
+                rig.run(&mut pair, 1);
+                passes += 1;
+                assert!(passes < 1_000, "message {n} did not come");
+            }
+            pair[1].device.release(1);
+        }
+        let [sent] = rig.net.sent::<1>(1);
+        let mut counts = (0, &sent[..]);
+        while let Ok(Some((head, _, length))) = Head::read(counts.1) {
+            counts = (counts.0 + (head.kind == Kind::Counts) as usize, &counts.1[length..]);
+        }
+        counts.0
+    });
+    assert!(
+        frames[0] >= 32 && frames[1] <= frames[0] / 3,
+        "counts were sent {frames:?} times for 64 messages"
+    );
+}
+
+#[test]
+fn p8_an_offer_says_how_many_messages_may_come_before_their_receives_and_one_of_an_older_build_none() {
+    let rig = Rig::new(1, Some(Habits::PLAIN));
+    let meet = |change: &dyn Fn(&mut serde_json::Value)| {
+        let opening = |rank: u32| {
+            let geometry = Geometry { rank, ..GEOMETRY };
+            let (window, meeting): (Arc<dyn Window>, _) =
+                (memory("window", geometry.window_bytes()), rig.net.meeting(rank as usize, &rig.time));
+            let config =
+                Config { streams: 1, checksum: false, posted_receives: true, ahead: 3, beat: 1_000_000 };
+            TcpOpening::new(config, geometry, window, meeting).unwrap()
+        };
+        let (own, peer) = (opening(0), opening(1));
+        let mut offer = serde_json::to_value(peer.offer()).unwrap();
+        change(&mut offer);
+        let offer = serde_json::from_value(offer).unwrap();
+        let link = own.prepare(1, &offer, &mut |name, bytes| SharedMemory::builder(name, bytes).create())?;
+        let (link, _) = link.join();
+        Ok([link.goes_ahead(), link.takes_ahead()])
+    };
+    let of = |ahead: u32| meet(&move |offer| offer["ahead"] = ahead.into());
+    assert_eq!(meet(&|_| {}), Ok([3, 3]));
+    assert_eq!((of(2), of(9)), (Ok([2, 2]), Ok([3, 3])));
+    assert_eq!(meet(&|offer| _ = offer.as_object_mut().unwrap().remove("ahead")), Ok([0, 0]));
+    let refused: Result<_, String> = of(MOST_AHEAD + 1);
+    assert_eq!(refused, Err("65 messages before their receives, expected at most 64".into()));
 }
 
 #[test]

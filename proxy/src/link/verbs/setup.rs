@@ -366,7 +366,7 @@ impl VerbsPrepared {
         let log = self.peer_geometry.rx_log;
         let at = InboxLayout::new(self.peer_link_log, log).receives;
         let ring = || Words::readable(&self.inbox, at, RECEIVE_WORDS << log);
-        (self.peer_receives && !self.rail()).then(|| PostedReceives::new(ring(), log))
+        (self.peer_receives && !self.rail()).then(|| PostedReceives::new(ring(), log, 0))
     }
 
     /// Checks the peer's places and moves the queue pair to the state in which it sends.

@@ -123,6 +123,8 @@ pub(super) struct Flow {
     /// For each SEND that was shown: the posted receive that it took.
     pub(super) took: Vec<u32>,
     posts: bool,
+    /// SENDs that may be posted ahead of their receives.
+    pub(super) ahead: u64,
     // Where engines die and others go on.
     /// An engine of the sender has died; one that had a cause to end has.
     died: bool,
@@ -169,6 +171,7 @@ impl Flow {
             first_free: 0,
             took: Vec::with_capacity(if posts { messages } else { 0 }),
             posts,
+            ahead: 0,
             died: false,
             died_ending: false,
             kept: (0, 0),

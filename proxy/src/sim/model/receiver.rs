@@ -319,7 +319,7 @@ impl Flow {
     /// Receives that the reader has at most granted.
     pub(super) fn may_grant(&self, reader: &Side) -> u64 {
         match self.posts {
-            true => self.receives.len() as u64,
+            true => self.receives.len() as u64 + self.ahead,
             false => self.released as u64 + (1 << reader.geometry.rx_log),
         }
     }

@@ -376,6 +376,7 @@ fn connect(
         streams: s.tcp_streams,
         checksum: s.tcp_checksum,
         posted_receives: false,
+        ahead: 0,
         beat: 1_000_000_000,
     };
     let says = |why: String| anyhow::anyhow!("the tcp queue pair: {why}");

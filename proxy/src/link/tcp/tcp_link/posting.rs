@@ -6,8 +6,9 @@ use pushgate_driver_shim::record::{Opcode, Record, RecordWords};
 use super::super::frame::Kind;
 use super::super::outgoing::Leaving;
 use super::super::wire::Piece;
-use super::{MUCH, PASSES, TcpLink};
+use super::{LAZY, MUCH, PASSES, TcpLink};
 use crate::link::{LinkDown, crossing};
+use crate::receives::Ahead;
 
 impl TcpLink {
     /// Posts a message, for which the caller holds a permit. `words` are the record as the producer wrote it.
@@ -23,8 +24,16 @@ impl TcpLink {
         if self.inbox.left && self.inbox.status == 0 {
             return Err(LinkDown::PeerLeft);
         }
+        self.settle_receives();
         let receive = match (&mut self.peer_receives, &self.inbox.receives) {
-            (Some(receives), Some((ring, _))) if r.opcode == Opcode::Send => receives.take(ring, r.tag),
+            (Some(receives), Some(ring)) if r.opcode == Opcode::Send => {
+                let receive = receives.take(ring, r.tag);
+                if receive.is_none() {
+                    // `receive_for` allowed it.
+                    receives.go_ahead(Ahead { sequence, tag: r.tag, length: r.length });
+                }
+                receive
+            }
             _ => None,
         };
         if !self.taken.is_empty() {
@@ -73,10 +82,34 @@ impl TcpLink {
         Ok(())
     }
 
-    /// Whether payload can go straight to a region of the peer.
+    /// Whether payload can go straight to a region of the peer. It can't while this end does not know where each SEND belongs that went
+    /// ahead: the peer copies those, and they come first (P6).
     #[inline]
     pub(super) fn goes_straight(&self, to: (u32, u64), length: u32) -> bool {
-        self.peer_has(to, length) && !self.copies.touch(to, length, 0)
+        self.peer_receives.as_ref().is_none_or(|receives| receives.knows_all())
+            && self.peer_has(to, length)
+            && !self.copies.touch(to, length, 0)
+    }
+
+    /// Gives SENDs that went ahead their receives, as far as the peer has told of them.
+    #[inline]
+    pub(super) fn settle_receives(&mut self) {
+        if let Some(receives) = &mut self.peer_receives
+            && !receives.knows_all()
+            && let Some(ring) = &self.inbox.receives
+        {
+            let (taken, copies, completed) = (&mut self.taken, &mut self.copies, self.completed);
+            receives.settle(ring, |send, receive| {
+                // The peer has what has completed: it is not posted again, and its copy is done.
+                if send.sequence >= completed {
+                    let mask = taken.len() - 1;
+                    taken[send.sequence as usize & mask] = Some(receive);
+                    if send.length > 0 {
+                        copies.posted(send.sequence, (receive.rkey, receive.offset), send.length);
+                    }
+                }
+            });
+        }
     }
 
     /// Whether the peer has told of a region that has such a stretch.
@@ -95,10 +128,9 @@ impl TcpLink {
     fn tell_receives(&mut self) {
         while self.has_news() && self.outgoing.has_room() {
             let number = self.receives_told;
-            // Others have been taken.
-            if let Some(words) = self.inbox.receive(number) {
-                self.outgoing.control(Kind::Receive, &[number, words[0], words[1], words[2], words[3]]);
-            }
+            // Those that a message has taken too: it may have come before the peer knew of its receive.
+            let words = self.inbox.receive(number);
+            self.outgoing.control(Kind::Receive, &[number, words[0], words[1], words[2], words[3]]);
             self.receives_told += 1;
         }
     }
@@ -106,6 +138,7 @@ impl TcpLink {
     /// Makes frames of what the peer is to be told, as far as there is room.
     #[inline]
     pub(super) fn control(&mut self) {
+        self.settle_receives();
         while !self.untold.is_empty() && self.outgoing.has_room() {
             let (key, bytes) = self.untold.pop_front().expect("there is one");
             self.outgoing.control(Kind::Region, &[key as u64, bytes]);
@@ -120,9 +153,12 @@ impl TcpLink {
             self.outgoing.control(Kind::Ask, &[self.asks_sent]);
         }
         if self.has_news() || self.counts_due {
+            // Nothing is due soon while the peer's messages need not wait for news.
+            let untold = self.inbox.posts - self.receives_told;
+            let lazy = self.inbox.short && untold < u64::from(self.terms.takes_ahead).div_ceil(2);
             // The peer may be waiting for a receive where it knows of none.
-            let starves = self.has_news() && !self.inbox.has_receive_before(self.receives_told);
-            let much = self.inbox.taken >= MUCH || self.waited >= PASSES;
+            let starves = !lazy && self.has_news() && !self.inbox.has_receive_before(self.receives_told);
+            let much = self.inbox.taken >= MUCH || self.waited >= if lazy { LAZY } else { PASSES };
             if starves || much || !self.outgoing.is_empty() {
                 self.tell_receives();
                 if self.counts_due && self.outgoing.has_room() {
@@ -132,7 +168,7 @@ impl TcpLink {
                     self.counts_due = false;
                 }
                 // What found no room goes as soon as there is some.
-                self.waited = if self.has_news() || self.counts_due { PASSES } else { 0 };
+                self.waited = if self.has_news() || self.counts_due { LAZY } else { 0 };
             } else {
                 self.waited += 1;
             }

@@ -5,6 +5,7 @@ use pushgate_driver_shim::record::{Opcode, Record};
 use super::super::inbox::OwnRegion;
 use super::{Source, TcpLink};
 use crate::link::{OwnRegions, PeerMemory, Receives, RegionSends};
+use crate::receives::{AHEAD_BYTES, Meets};
 use crate::region::RegionMemory;
 
 impl Receives for TcpLink {
@@ -17,8 +18,21 @@ impl Receives for TcpLink {
     }
 
     fn receive_for(&self, r: &Record) -> Option<u32> {
-        let (ring, _) = self.inbox.receives.as_ref()?;
-        self.peer_receives.as_ref()?.find(ring, r.tag).map(|p| p.length)
+        let ring = self.inbox.receives.as_ref()?;
+        match self.peer_receives.as_ref()?.meets(ring, r.tag) {
+            Meets::Receive(p) => Some(p.length),
+            // A payload in a region has no place in the mirror.
+            Meets::Ahead if r.length <= AHEAD_BYTES && !r.has(Record::REGION) => Some(AHEAD_BYTES),
+            Meets::Ahead | Meets::Unknown => None,
+        }
+    }
+
+    fn goes_ahead(&self) -> u32 {
+        self.terms.goes_ahead
+    }
+
+    fn takes_ahead(&self) -> u32 {
+        self.terms.takes_ahead
     }
 
     fn receive_posted(&mut self, number: u64, words: [u64; 4]) {
@@ -35,7 +49,7 @@ impl OwnRegions for TcpLink {
         }
         let to = match (r.opcode, &self.peer_receives, &self.inbox.receives) {
             (Opcode::Put, ..) => (r.rkey, r.remote_offset),
-            (_, Some(receives), Some((ring, _))) => match receives.find(ring, r.tag) {
+            (_, Some(receives), Some(ring)) => match receives.meets(ring, r.tag).receive() {
                 Some(p) => (p.rkey, p.offset),
                 None => return RegionSends::Unknown,
             },
@@ -47,7 +61,7 @@ impl OwnRegions for TcpLink {
         }
         match self.peer_has(to, r.length) {
             // It can only go straight there, and what the peer copies there comes first.
-            true if self.copies.touch(to, r.length, 0) => RegionSends::Unknown,
+            true if !self.goes_straight(to, r.length) => RegionSends::Unknown,
             true => RegionSends::Yes,
             // The program may have heard of the region by another way, and sooner than this link.
             false if !self.inbox.regions.contains_key(&to.0) && !self.was_answered(to.0) => {

@@ -93,6 +93,7 @@ impl Renew for TcpLink {
                 let taken = self.taken[(sequence & mask) as usize].take();
                 taken.into_iter().for_each(|receive| receives.put_back(receive));
             }
+            receives.rewind(accepted);
         }
         let slots = 1 << self.terms.geometry.link_log;
         self.incoming = (0..self.terms.streams).map(Incoming::new).collect();
@@ -102,7 +103,7 @@ impl Renew for TcpLink {
         self.inbox.begin();
         self.tell_regions_anew();
         // Receives that the peer was told of before are told again: the words are the same.
-        self.receives_told = self.inbox.posts.saturating_sub(1 << self.terms.geometry.rx_log);
+        self.receives_told = self.inbox.oldest_told_again();
         (self.counts_due, self.waited) = (true, 0);
         (self.failed, self.deserted, self.ending) = (None, false, Ending::Open);
         (self.ended, self.mute) = (0, false);

@@ -34,7 +34,13 @@ struct Conversation {
 /// What one end says in some hundred messages of all kinds.
 fn conversation(posts: bool) -> Conversation {
     let rig = Rig::new(7, Some(Habits::PLAIN));
-    let way = Way { streams: STREAMS as u32, part: 200, checksum: posts, posted_receives: posts };
+    let way = Way {
+        streams: STREAMS as u32,
+        part: 200,
+        checksum: posts,
+        posted_receives: posts,
+        ahead: if posts { 2 } else { 0 },
+    };
     rig.net.keep_what_is_sent();
     let mut pair = rig.pair(way);
     let (key, lkey) = (pair[1].key, pair[0].key);
@@ -99,8 +105,9 @@ impl Victim {
 
     fn inbox(&self, conversation: &Conversation) -> Inbox {
         let mirror = Mirror::new(self.mirror.clone(), &GEOMETRY);
-        let receives = conversation.posts.then(|| Inbox::receives_of(&GEOMETRY));
-        let mut inbox = Inbox::new(mirror, &GEOMETRY, GEOMETRY.rx_log, receives);
+        let receives = conversation.posts.then(|| Inbox::receives_of(&GEOMETRY, 2));
+        let mut inbox =
+            Inbox::new(mirror, &GEOMETRY, conversation.posts.then_some((GEOMETRY.rx_log, 2)), receives);
         let address = self.region.as_ptr().as_ptr() as usize + GUARD;
         inbox.own.insert(conversation.key, OwnRegion { address, bytes: REGION as u64 });
         (0..8).for_each(|n| post(&mut inbox, conversation, n));

@@ -268,7 +268,7 @@ impl VerbsLink {
             publish: VecDeque::with_capacity(16),
             publish_wr: 0,
             publish_later: BTreeSet::new(),
-            peer_receives: (a.peer_receives && !rail).then(|| PeerReceives::new(a.peer_geometry.rx_log)),
+            peer_receives: (a.peer_receives && !rail).then(|| PeerReceives::new(a.peer_geometry.rx_log, 0)),
             taken: vec![None; taken].into(),
             tells_receives,
             regions_written,

@@ -23,7 +23,7 @@ impl Receives for VerbsLink {
     }
 
     fn receive_for(&self, r: &Record) -> Option<u32> {
-        self.peer_receives.as_ref()?.find(self.inbox.receives(), r.tag).map(|p| p.length)
+        self.peer_receives.as_ref()?.meets(self.inbox.receives(), r.tag).receive().map(|p| p.length)
     }
 
     fn receive_posted(&mut self, number: u64, words: [u64; 4]) {
@@ -54,7 +54,7 @@ impl OwnRegions for VerbsLink {
         let to = match (r.opcode, &self.peer_receives) {
             (Opcode::Put, _) => (r.rkey, r.remote_offset),
             (_, None) => return self.region_sends(),
-            (_, Some(receives)) => match receives.find(self.inbox.receives(), r.tag) {
+            (_, Some(receives)) => match receives.meets(self.inbox.receives(), r.tag).receive() {
                 Some(p) => (p.rkey, p.offset),
                 None => return RegionSends::Unknown,
             },
