@@ -619,7 +619,7 @@ fn open_tcp(runtime: &Runtime, own: &Own) -> Result<Opening> {
     }
     let settings = &runtime.loaded.settings;
     let posted_receives = own.posts && own.role == Role::Receive;
-    let ahead = if runtime.loaded.properties.max_recvs == 1 { AHEAD } else { 0 };
+    let ahead = if runtime.loaded.properties.is_in_order() { AHEAD } else { 0 };
     let config = tcp::Config { posted_receives, ahead, ..tcp::Config::from(&settings.common) };
     let meeting = runtime.tcp()?.meeting(own.role == Role::Send, &own.lane.readiness);
     let opening = TcpOpening::new(config, own.geometry, own.window.clone(), meeting)

@@ -113,6 +113,11 @@ impl Properties {
         }
     }
 
+    /// Whether messages of a connection are taken in their order ([`Properties::in_order`]).
+    pub fn is_in_order(&self) -> bool {
+        self.max_recvs == 1
+    }
+
     /// Whether NCCL may hand over memory of GPUs.
     pub fn takes_gpu_memory(&self) -> bool {
         self.ptr_support & PTR_CUDA != 0

@@ -74,6 +74,13 @@ pub fn ll_goes_around(collective: Collective, bytes: usize, ranks: usize) -> boo
     short && AROUND.contains(&ranks) && choose(bytes, ranks).protocols == Protocols::All
 }
 
+/// Whether an allreduce is fastest with LL on the tree, over TCP. In a step of the ring each rank sends a message, and on the tree one
+/// rank of two does. A message takes about 5 us of a CPU at its sender, and that is most of the time of so short an allreduce. NCCL's
+/// model knows nothing of that, and takes the ring for two ranks.
+pub fn ll_takes_the_tree(collective: Collective, bytes: usize, ranks: usize) -> bool {
+    collective == Collective::AllReduce && bytes / ranks.max(1) <= TREE
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -108,6 +115,16 @@ mod tests {
         }
         for ranks in [0, 1, 2, 9, 64] {
             assert!(!ll_goes_around(Gathered, 1 << 10, ranks), "{ranks} ranks");
+        }
+    }
+
+    #[test]
+    fn short_allreduces_over_tcp_take_the_tree() {
+        use Collective::{AllReduce, Gathered};
+        for ranks in [2, 4, 64] {
+            assert!(ll_takes_the_tree(AllReduce, TREE * ranks, ranks));
+            assert!(!ll_takes_the_tree(AllReduce, (TREE + 1) * ranks, ranks));
+            assert!(!ll_takes_the_tree(Gathered, 8, ranks));
         }
     }
 

@@ -15,6 +15,8 @@ use crate::{calls, path, plugin, tuning};
 const LL: usize = 0;
 /// The protocol `NCCL_PROTO_LL128`.
 const LL128: usize = 1;
+/// The algorithm `NCCL_ALGO_TREE`.
+const TREE: usize = 0;
 /// The algorithm `NCCL_ALGO_RING`.
 const RING: usize = 1;
 /// A cost, in microseconds, that is chosen only where there is nothing else. NCCL's own mark for a choice that is out, -1,
@@ -77,20 +79,30 @@ struct Known {
     ll128: bool,
     /// Messages of the protocol LL arrive in host memory ([`crate::calls`]).
     ll_on_host: bool,
+    /// All connections are over TCP.
+    over_tcp: bool,
+    /// NCCL hands over GPU memory.
+    gpu: bool,
 }
 
 impl Known {
     /// As a context, in place of an address. Never zero, because a communicator has a rank.
     fn to_word(self) -> usize {
-        let flags = [self.alone_on_nodes, self.ll_on_host, self.ll128];
+        let flags = [self.over_tcp, self.gpu, self.alone_on_nodes, self.ll_on_host, self.ll128];
         flags.iter().fold(self.ranks, |word, flag| word << 1 | usize::from(*flag))
     }
 
     /// The context's meaning; `None` where the network is not ours.
     fn of_word(word: usize) -> Option<Self> {
         let flag = |bit: usize| word >> bit & 1 == 1;
-        let known = Known { ranks: word >> 3, alone_on_nodes: flag(2), ll_on_host: flag(1), ll128: flag(0) };
-        (word != 0).then_some(known)
+        (word != 0).then(|| Known {
+            ranks: word >> 5,
+            over_tcp: flag(4),
+            gpu: flag(3),
+            alone_on_nodes: flag(2),
+            ll_on_host: flag(1),
+            ll128: flag(0),
+        })
     }
 }
 
@@ -110,11 +122,14 @@ fn begin(ranks: usize, nodes: usize, v5: bool, logger: Logger, context: *mut *mu
     call("tuner init", || {
         // Within one node NCCL uses other transports. A context that is not NULL means that the
         // network is ours.
-        let ours = nodes > 1 && plugin::properties().is_ok_and(|p| p.takes_gpu_memory());
+        let properties = plugin::properties().ok();
+        let over_tcp = properties.is_some_and(|p| p.is_in_order());
+        let gpu = properties.is_some_and(|p| p.takes_gpu_memory());
+        let ours = nodes > 1 && (gpu || over_tcp);
         let level = std::env::var_os("NCCL_NET_GDR_LEVEL");
         let ll128 = lands_whole(ranks, nodes, v5, level.as_deref());
         let ll_on_host = path::ll_lands_on_host();
-        let known = Known { ranks, alone_on_nodes: nodes == ranks, ll128, ll_on_host };
+        let known = Known { ranks, alone_on_nodes: nodes == ranks, ll128, ll_on_host, over_tcp, gpu };
         let word = if ours { known.to_word() } else { 0 };
         // SAFETY: NCCL gives a place that can be written.
         unsafe { *context = std::ptr::without_provenance_mut(word) };
@@ -153,19 +168,32 @@ unsafe extern "C" fn info(
         let (algorithms, protocols) = (algorithms.max(0) as usize, protocols.max(0) as usize);
         let Some(known) = Known::of_word(context.addr()) else { return Ok(()) };
         let free = !pinned();
-        let mut choice = tuning::choose(bytes, known.ranks);
         let costs = match costs.is_null() {
             true => &mut [],
             // SAFETY: NCCL's table of algorithms by protocols, which is ours until the call returns.
             false => unsafe { std::slice::from_raw_parts_mut(costs, algorithms * protocols) },
         };
+        let collective = collective(function);
+        let tree = known.over_tcp
+            && known.alone_on_nodes
+            && free
+            && tuning::ll_takes_the_tree(collective, bytes, known.ranks)
+            && take_ll(costs, protocols, TREE);
+        if tree && !channels.is_null() {
+            // SAFETY: NCCL gives a place that can be written.
+            unsafe { *channels = 2 };
+        }
+        if !known.gpu {
+            return Ok(());
+        }
+        let mut choice = tuning::choose(bytes, known.ranks);
         match choice.protocols {
             Protocols::All => {
                 let around = free
                     && known.alone_on_nodes
                     && known.ll_on_host
-                    && tuning::ll_goes_around(collective(function), bytes, known.ranks);
-                if around && take_ll(costs, protocols) {
+                    && tuning::ll_goes_around(collective, bytes, known.ranks);
+                if around && take_ll(costs, protocols, RING) {
                     choice.channels = 1;
                 }
             }
@@ -200,11 +228,11 @@ fn shun_ll(costs: &mut [f32], protocols: usize) {
     ll.filter(|(_, cost)| **cost >= 0.0).for_each(|(_, cost)| *cost = DEAR);
 }
 
-/// Makes LL on the ring the first choice in a table of costs, if it is there for the collective. False: it is not, and the table is
-/// as before.
-fn take_ll(costs: &mut [f32], protocols: usize) -> bool {
-    let ring = costs.chunks_exact_mut(protocols.max(1)).nth(RING);
-    let Some(cost) = ring.and_then(|ring| ring.get_mut(LL)).filter(|cost| **cost >= 0.0) else {
+/// Makes LL on the ring or on the tree the first choice in a table of costs, if it is there for the collective. False: it is not, and
+/// the table is as before.
+fn take_ll(costs: &mut [f32], protocols: usize, algorithm: usize) -> bool {
+    let row = costs.chunks_exact_mut(protocols.max(1)).nth(algorithm);
+    let Some(cost) = row.and_then(|row| row.get_mut(LL)).filter(|cost| **cost >= 0.0) else {
         return false;
     };
     *cost = 0.0;
@@ -289,10 +317,11 @@ mod tests {
     }
 
     #[test]
-    fn a_context_keeps_the_ranks_and_whether_ll128_may_be_taken() {
-        for flags in 0..8 {
-            let [alone_on_nodes, ll128, ll_on_host] = [4, 2, 1].map(|bit| flags & bit != 0);
-            let known = Known { ranks: 64, alone_on_nodes, ll128, ll_on_host };
+    fn a_context_keeps_the_ranks_and_all_flags() {
+        for flags in 0..32 {
+            let [over_tcp, gpu, alone_on_nodes, ll128, ll_on_host] =
+                [16, 8, 4, 2, 1].map(|bit| flags & bit != 0);
+            let known = Known { ranks: 64, alone_on_nodes, ll128, ll_on_host, over_tcp, gpu };
             assert_eq!(Known::of_word(known.to_word()), Some(known));
         }
         assert_eq!(Known::of_word(0), None);
@@ -310,16 +339,18 @@ mod tests {
     }
 
     #[test]
-    fn ll_is_the_first_choice_on_the_ring_where_it_is_there() {
+    fn ll_is_the_first_choice_on_the_ring_or_on_the_tree_where_it_is_there() {
         // Tree, ring, another: LL, LL128, Simple.
         let mut costs = [1.0, -1.0, 3.0, 4.0, -1.0, 5.0, -1.0, -1.0, 2.0];
-        assert!(take_ll(&mut costs, 3));
+        assert!(take_ll(&mut costs, 3, RING));
         assert_eq!(costs, [1.0, -1.0, 3.0, 0.0, -1.0, 5.0, -1.0, -1.0, 2.0]);
         assert!(takes_ll(&costs, 3));
+        assert!(take_ll(&mut costs, 3, TREE));
+        assert_eq!(costs[..4], [0.0, -1.0, 3.0, 0.0]);
         let mut out = [1.0, -1.0, 3.0, -1.0, -1.0, 5.0, -1.0, -1.0, 2.0];
         let before = out;
-        assert!(!take_ll(&mut out, 3) && out == before, "{out:?}");
-        assert!(!take_ll(&mut [], 3) && !take_ll(&mut [], 0) && !take_ll(&mut [1.0], 1));
+        assert!(!take_ll(&mut out, 3, RING) && out == before, "{out:?}");
+        assert!(!take_ll(&mut [], 3, RING) && !take_ll(&mut [], 0, RING) && !take_ll(&mut [1.0], 1, RING));
     }
 
     #[test]
