@@ -620,7 +620,8 @@ fn open_tcp(runtime: &Runtime, own: &Own) -> Result<Opening> {
     let settings = &runtime.loaded.settings;
     let posted_receives = own.posts && own.role == Role::Receive;
     let ahead = if runtime.loaded.properties.is_in_order() { AHEAD } else { 0 };
-    let config = tcp::Config { posted_receives, ahead, ..tcp::Config::from(&settings.common) };
+    let thrifty = own.lane.caller_drives();
+    let config = tcp::Config { posted_receives, ahead, thrifty, ..tcp::Config::from(&settings.common) };
     let meeting = runtime.tcp()?.meeting(own.role == Role::Send, &own.lane.readiness);
     let opening = TcpOpening::new(config, own.geometry, own.window.clone(), meeting)
         .map_err(|why| Failure::new(Code::System, why))?;

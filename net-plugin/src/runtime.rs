@@ -108,6 +108,11 @@ impl Lane {
         let _ = self.engine.rouse();
     }
 
+    /// Whether NCCL's own thread drives the connections.
+    pub fn caller_drives(&self) -> bool {
+        self.drive == Drive::Caller
+    }
+
     /// Moves all of the lane's connections on, where the caller drives.
     #[inline]
     pub fn drive_all(&self) {

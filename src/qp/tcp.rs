@@ -26,6 +26,7 @@ impl From<&Settings> for Config {
             checksum: s.tcp_checksum,
             posted_receives: false,
             ahead: 0,
+            thrifty: false,
             // The kernel finds a dead path only while something is under way.
             beat: match s.path_timeout.as_nanos() as u64 {
                 0 => 1_000_000_000,

@@ -56,7 +56,14 @@ type Joined = (TcpLink, Arc<SharedMemory>, Geometry);
 fn join(memory: [&Memory; 2], posted_receives: [bool; 2]) -> [Joined; 2] {
     let open = |i: usize| {
         let posted_receives = posted_receives[i];
-        let config = Config { streams: 2, checksum: true, posted_receives, ahead: 0, beat: 1_000_000_000 };
+        let config = Config {
+            streams: 2,
+            checksum: true,
+            posted_receives,
+            ahead: 0,
+            thrifty: false,
+            beat: 1_000_000_000,
+        };
         let meeting = host().meeting(i == 0, &Readiness::new().unwrap());
         TcpOpening::new(config, memory[i].geometry, memory[i].window.clone(), meeting).unwrap()
     };

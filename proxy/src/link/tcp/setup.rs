@@ -35,6 +35,9 @@ pub struct Config {
     /// the receiver. A SEND that waits for its receive holds up those behind it, whatever their tags are. At most [`MOST_AHEAD`], and
     /// as many as the receiver posts at once. Of two ends that differ the lower number counts.
     pub ahead: u32,
+    /// The program's own threads drive the engine, so a system call takes the program's time: where SENDs of the peer need not wait for
+    /// news of receives, that news waits until there is more.
+    pub thrifty: bool,
     /// Without anything else under way a beat is sent so often, nanoseconds.
     pub beat: u64,
 }
@@ -147,6 +150,7 @@ impl TcpOpening {
             goes_ahead: ahead(offer.posted_receives, peer_geometry),
             takes_ahead: ahead(self.config.posted_receives, self.geometry),
             recovers: self.recovers && offer.recovers,
+            thrifty: self.config.thrifty,
             sums: self.config.checksum || offer.checksum,
             beat: self.config.beat,
             part: self.part,

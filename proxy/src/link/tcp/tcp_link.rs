@@ -31,8 +31,9 @@ const ROUNDS: u32 = 4;
 /// Passes for which counts and news of posted receives wait for each other, for more of their kind, and for a message that they could
 /// go along with. A pass may be a call of a program that has many queue pairs, so a few of them are some microseconds.
 pub(super) const PASSES: u32 = 4;
-/// The same where the peer's messages need not wait for such news: they are short and may come before their receives. A peer whose next
-/// message is long waits so long once.
+/// The same for an end that is thrifty, where the peer's messages need not wait for such news: they are short and may come before their
+/// receives. A peer whose next message is long waits so long once. (An engine with a thread of its own should not wait like that: it would
+/// often send its news when the next message comes.)
 const LAZY: u32 = 64;
 /// Counts of so much payload do not wait, bytes: the peer has room for little more, or will soon.
 const MUCH: u64 = 16 << 10;
@@ -59,6 +60,8 @@ pub(super) struct Terms {
     /// SENDs of this end that may leave before their receives are known, and SENDs of the peer that may come before their receives.
     pub(super) goes_ahead: u32,
     pub(super) takes_ahead: u32,
+    /// News of receives waits for more of its kind where the peer need not wait for it.
+    pub(super) thrifty: bool,
     /// Both ends replace a link that breaks.
     pub(super) recovers: bool,
     /// Payloads have checksums.

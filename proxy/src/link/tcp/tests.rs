@@ -62,6 +62,7 @@ impl Rig {
             checksum: way.checksum,
             posted_receives: way.posted_receives,
             ahead: way.ahead,
+            thrifty: true,
             beat: 10_000_000,
         };
         let openings = [0, 1].map(|rank: u32| {
@@ -474,8 +475,14 @@ fn p8_an_offer_says_how_many_messages_may_come_before_their_receives_and_one_of_
             let geometry = Geometry { rank, ..GEOMETRY };
             let (window, meeting): (Arc<dyn Window>, _) =
                 (memory("window", geometry.window_bytes()), rig.net.meeting(rank as usize, &rig.time));
-            let config =
-                Config { streams: 1, checksum: false, posted_receives: true, ahead: 3, beat: 1_000_000 };
+            let config = Config {
+                streams: 1,
+                checksum: false,
+                posted_receives: true,
+                ahead: 3,
+                thrifty: false,
+                beat: 1_000_000,
+            };
             TcpOpening::new(config, geometry, window, meeting).unwrap()
         };
         let (own, peer) = (opening(0), opening(1));

@@ -57,8 +57,14 @@ impl Cluster<'_> {
             return Opening::Rails(opening.expect("queue pairs of the simulated devices"));
         }
         if let Carrier::Tcp { streams, part, checksum, ahead } = q.carrier {
-            let config =
-                TcpConfig { streams: streams.into(), checksum, posted_receives, ahead, beat: 10 * MS };
+            let config = TcpConfig {
+                streams: streams.into(),
+                checksum,
+                posted_receives,
+                ahead,
+                thrifty: ahead % 2 != 0,
+                beat: 10 * MS,
+            };
             let net = q.net.as_ref().expect("it is made with the queue pair");
             let meeting = net.meeting(end, &self.nodes[q.nodes[end]].time);
             let opening =

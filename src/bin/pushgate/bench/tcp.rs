@@ -377,6 +377,7 @@ fn connect(
         checksum: s.tcp_checksum,
         posted_receives: false,
         ahead: 0,
+        thrifty: false,
         beat: 1_000_000_000,
     };
     let says = |why: String| anyhow::anyhow!("the tcp queue pair: {why}");

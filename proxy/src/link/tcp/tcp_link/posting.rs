@@ -155,7 +155,9 @@ impl TcpLink {
         if self.has_news() || self.counts_due {
             // Nothing is due soon while the peer's messages need not wait for news.
             let untold = self.inbox.posts - self.receives_told;
-            let lazy = self.inbox.short && untold < u64::from(self.terms.takes_ahead).div_ceil(2);
+            let lazy = self.terms.thrifty
+                && self.inbox.short
+                && untold < u64::from(self.terms.takes_ahead).div_ceil(2);
             // The peer may be waiting for a receive where it knows of none.
             let starves = !lazy && self.has_news() && !self.inbox.has_receive_before(self.receives_told);
             let much = self.inbox.taken >= MUCH || self.waited >= if lazy { LAZY } else { PASSES };
