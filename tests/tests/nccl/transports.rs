@@ -57,13 +57,17 @@ fn without_an_rdma_device_a_rank_of_another_host_is_reached_by_tcp_and_the_log_s
 
 #[test]
 fn connections_over_tcp_carry_everything_whether_threads_of_the_plugin_or_nccls_drive_them() {
-    for (threads, gpu) in [("0", &GPU[..]), ("1", &[]), ("3", &[]), ("3", &GPU)] {
+    // GPU memory is taken where it is asked for, and by itself the plugin asks NCCL for host memory.
+    for (threads, gpu, path) in
+        [("0", &GPU[..], "push"), ("1", &[], "auto"), ("3", &GPU[..1], "auto"), ("3", &GPU, "push")]
+    {
         let mut over_tcp = command("traffic --processes --groups 20");
-        over_tcp.env("PUSHGATE_QP", "tcp").env("PUSHGATE_HOST", "127.0.0.1");
+        over_tcp.env("PUSHGATE_QP", "tcp").env("PUSHGATE_HOST", "127.0.0.1").env("PUSHGATE_PATH", path);
         over_tcp.env("PUSHGATE_NET_TCP_THREADS", threads).envs(gpu.iter().copied());
         let (_, log) = logged(over_tcp);
         let said = told(&log);
         assert!(said.len() == 2 && said.iter().all(|said| said.starts_with("tcp: ")), "{log}");
+        assert_eq!(log.contains("path bounce: "), path == "auto", "{log}");
     }
 }
 
