@@ -166,7 +166,8 @@ impl Choice {
         if settings.device == DeviceChoice::Cpu && !forced {
             return bounce("device = cpu");
         }
-        if settings.qp == QpKind::Tcp && !forced {
+        // One-sided operations of kernels are on GPU memory.
+        if settings.qp == QpKind::Tcp && !forced && !settings.net_rma {
             return bounce(OVER_TCP);
         }
         let Some(index) = gpu::current() else {
