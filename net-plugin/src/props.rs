@@ -23,10 +23,10 @@ pub const LONGEST: usize = i32::MAX as usize;
 /// copies host memory reaches on a server, and more than NCCL's socket transport ever reaches. NCCL
 /// opens channels by it.
 const LOCAL_SPEED: c_int = 200_000;
-/// The speed in Mbit/s of all devices together where GPUs push and pull: 50 GB/s, which is what a
+/// The speed in Mbit/s of all devices together where GPUs push and pull, and over TCP: 50 GB/s, which is what a
 /// GPU's PCIe 5 x16 link carries.
 const GPU_SPEED: c_int = 400_000;
-/// How many devices NCCL is told of where GPUs push and pull. NCCL opens two channels to a peer for
+/// How many devices NCCL is told of where GPUs push and pull, and over TCP. NCCL opens two channels to a peer for
 /// send/recv, or as many as there are devices if filling a GPU's link takes that many
 /// (`ncclTopoGetNchannels`). Two of its blocks copy 41 GB/s from and to its buffers on an H200,
 /// which is less than the link carries.
@@ -58,7 +58,7 @@ pub struct Properties {
 }
 
 impl Properties {
-    /// The properties over `local`. `gpu`: NCCL may hand over GPU memory.
+    /// The properties where no RDMA device is used. `gpu`: NCCL may hand over GPU memory.
     pub fn local(gpu: bool) -> Self {
         let guid = u64::from_be_bytes(*b"pushgate");
         let ptr_support = if gpu { PTR_HOST | PTR_CUDA } else { PTR_HOST };

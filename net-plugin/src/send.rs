@@ -225,12 +225,13 @@ impl Sender {
         if self.large.as_ref().is_some_and(|l| matches!(path, Path::Slices(_)) || l.begins() || l.stopped) {
             return Ok(None);
         }
-        // A message that no receive fits would hold up later messages of other tags. Where the messages of a connection are taken in
-        // their order, a short one may leave all the same.
+        // A message that no receive fits would hold up later messages of other tags, and what is still to come of a message in slices.
+        // Where the messages of a connection are taken in their order, a short one may leave all the same.
         let room = match self.receives.meets(tag) {
             Meets::Receive(receive) => receive.length,
             Meets::Ahead
-                if size <= AHEAD_BYTES as usize
+                if self.large.is_none()
+                    && size <= AHEAD_BYTES as usize
                     && matches!(path, Path::Inline | Path::Push | Path::Worker) =>
             {
                 AHEAD_BYTES

@@ -140,13 +140,6 @@ impl PeerReceives {
         })
     }
 
-    /// Those that are in the ring and not yet taken out: no more than were free to be
-    /// posted, whatever a peer writes there.
-    fn fresh<'a>(&'a self, ring: &'a [AtomicU64]) -> impl Iterator<Item = PeerReceive> + 'a {
-        let room = ((1u64 << self.log) + self.ahead.len() as u64).saturating_sub(self.known.len() as u64);
-        (self.seen..self.seen + room).map_while(|number| self.entry(ring, number))
-    }
-
     /// What is known of the receive that a SEND of `tag` will take.
     pub(crate) fn meets(&self, ring: &[AtomicU64], tag: u32) -> Meets {
         if let Some(known) = self.known.iter().find(|r| r.takes(tag)) {
@@ -154,12 +147,15 @@ impl PeerReceives {
         }
         // A bit for each SEND that went ahead and finds no receive among those that are new.
         let mut without = u64::MAX.checked_shr(64 - self.ahead.len() as u32).unwrap_or(0);
-        for new in self.fresh(ring) {
+        // No more than were free to be posted, whatever a peer writes there: `settle` and `take` read no further either.
+        let mut room = (1usize << self.log).saturating_sub(self.known.len());
+        for number in self.seen.. {
+            let Some(new) = self.entry(ring, number).filter(|_| room > 0) else { break };
             let takes = |at: &usize| without >> at & 1 != 0 && new.takes(self.ahead[*at].tag);
             match (0..self.ahead.len()).find(takes) {
                 Some(at) => without &= !(1 << at),
                 None if new.takes(tag) => return Meets::Receive(new),
-                None => {}
+                None => room -= 1,
             }
         }
         if (without.count_ones() as usize) < self.most_ahead { Meets::Ahead } else { Meets::Unknown }
@@ -167,8 +163,9 @@ impl PeerReceives {
 
     /// A SEND for which [`PeerReceives::take`] found nothing goes ahead.
     pub(crate) fn go_ahead(&mut self, send: Ahead) {
-        debug_assert!(self.ahead.len() < self.most_ahead);
-        self.ahead.push_back(send);
+        if self.ahead.len() < self.most_ahead {
+            self.ahead.push_back(send);
+        }
     }
 
     /// Whether the receive of each SEND that went ahead is known.
@@ -325,6 +322,32 @@ mod tests {
             assert_eq!((r.meets(&ring, 2), r.take(&ring, 2)), (Meets::Unknown, None));
             assert!(r.known.len() <= 4 && r.known.capacity() < 8);
         }
+    }
+
+    #[test]
+    fn p8_a_peer_that_tells_of_more_than_it_may_lets_no_more_go_ahead() {
+        let (ring, mut r) = (ring(3), PeerReceives::new(2, 3));
+        let mut went = 0;
+        for number in 0..100 {
+            // Four that none of ours fits, and then some for ours.
+            let lap = u64::from(lap_of(number, 2)) << abi::PUSHGATE_LAP_SHIFT;
+            let first = (number as usize & 7) * RECEIVE_WORDS;
+            let words = [7, 0, 100, if number < 4 { 9 } else { 2 }];
+            ring[first..][..4]
+                .iter()
+                .zip(words)
+                .for_each(|(to, word)| to.store(word | lap, Ordering::Relaxed));
+            let meets = r.meets(&ring, 2);
+            r.settle(&ring, |_, _| ());
+            let receive = r.take(&ring, 2);
+            assert_eq!(receive, meets.receive());
+            if meets == Meets::Ahead {
+                r.go_ahead(Ahead { sequence: number, tag: 2, length: 1 });
+                went += 1;
+            }
+            assert!(r.known.len() <= 4 && r.ahead.len() <= 3 && r.ahead.capacity() < 8);
+        }
+        assert_eq!(went, 3);
     }
 
     /// The receive, by number, that each of the messages of these tags takes of those posted: the oldest one that fits and is free. Where

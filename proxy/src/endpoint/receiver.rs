@@ -78,7 +78,11 @@ impl Endpoint {
             };
             match outcome {
                 Ok(Outcome::Taken) => work = true,
-                Ok(Outcome::Nothing | Outcome::Waits) => break,
+                Ok(Outcome::Nothing) => break,
+                Ok(Outcome::Waits) => {
+                    work |= self.here.qp.hear();
+                    break;
+                }
                 Err(fault) => {
                     self.fault(fault);
                     return true;

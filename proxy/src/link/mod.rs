@@ -181,6 +181,12 @@ pub trait Link: Receives + OwnRegions + PeerMemory + Waking + Send {
     /// Asks for what the next turn needs of memory that the link only points to, ahead of that turn.
     fn prefetch(&self) {}
 
+    /// Takes in what the peer says while no message is taken, because one waits: counts, its end, and messages that come behind. True
+    /// if anything came.
+    fn hear(&mut self) -> bool {
+        false
+    }
+
     /// Whether [`Link::poll_recv`] would find a record. Takes nothing.
     fn has_inbound(&self) -> bool;
 

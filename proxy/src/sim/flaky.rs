@@ -149,6 +149,7 @@ impl Link for Flaky {
         fn name(&self) -> &'static str;
         fn budget(&self) -> Budget;
         fn has_inbound(&self) -> bool;
+        fn hear(&mut self) -> bool;
         fn leave(&mut self);
         fn stopped(&mut self, now: u64) -> bool;
         fn bounced(&self) -> (u64, u64);

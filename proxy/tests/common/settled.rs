@@ -70,6 +70,10 @@ impl<W: Wire> Link for Settled<W> {
         self.qp().poll_recv(words)
     }
 
+    fn hear(&mut self) -> bool {
+        self.qp().hear()
+    }
+
     fn has_inbound(&self) -> bool {
         self.qp().has_inbound()
     }

@@ -134,8 +134,7 @@ impl Inbound {
         }
         let Some(at) = found else {
             // A credit says that there is a receive and not which, or that the SEND may come before its receive. The program
-            // has the rest of the queue pair's life to post the right one. Those behind it wait with the link, which has room
-            // for as many messages as the peer may have in flight.
+            // has the rest of the queue pair's life to post the right one. Those behind it wait with the link.
             return Ok(Action::Wait);
         };
         let b = self.posted[at];

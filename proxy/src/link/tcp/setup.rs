@@ -33,7 +33,7 @@ pub struct Config {
     pub posted_receives: bool,
     /// SENDs of an end that may come before the receives that they take are posted, where those name buffers: short ones, which wait at
     /// the receiver. A SEND that waits for its receive holds up those behind it, whatever their tags are. At most [`MOST_AHEAD`], and
-    /// as many as the receiver posts at once. Of two ends that differ the lower number counts.
+    /// as many as the receiver posts at once. Both ends must say the same.
     pub ahead: u32,
     /// The program's own threads drive the engine, so a system call takes the program's time: where SENDs of the peer need not wait for
     /// news of receives, that news waits until there is more.
@@ -56,7 +56,7 @@ pub struct Offer {
     streams: u32,
     checksum: bool,
     posted_receives: bool,
-    /// Not told by builds whose SENDs wait for their receives. They would refuse an end that grants more receives than its ring has.
+    /// Not told by builds whose SENDs all wait for their receives.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     ahead: Option<u32>,
     recovers: bool,
@@ -136,10 +136,17 @@ impl TcpOpening {
         allocate: &mut dyn FnMut(&str, usize) -> Result<SharedMemory, ShimError>,
     ) -> Result<TcpPrepared, String> {
         let peer_geometry = offer.check(peer)?;
+        let (own, theirs) = (self.config.ahead, offer.ahead.unwrap_or(0));
+        if own != theirs {
+            return Err(format!(
+                "it lets {theirs} messages leave before their receives are posted, and this end {own}: use the same release, and in the \
+                 NCCL plugin the same PUSHGATE_QP, on all ranks"
+            ));
+        }
         let mirror = Arc::new(allocate("mirror", peer_geometry.window_bytes()).map_err(|e| e.to_string())?);
         let streams = self.config.streams.min(offer.streams) as usize;
         self.meeting.begin(&offer.place, streams)?;
-        let most = self.config.ahead.min(offer.ahead.unwrap_or(0));
+        let most = self.config.ahead;
         let ahead = |posts: bool, receiver: Geometry| if posts { most.min(1 << receiver.rx_log) } else { 0 };
         let terms = Terms {
             geometry: self.geometry,

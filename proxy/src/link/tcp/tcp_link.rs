@@ -103,6 +103,8 @@ pub struct TcpLink {
     base: u64,
     sent: u64,
     completed: u64,
+    /// Messages that are in their places at the peer, as last heard.
+    received: u64,
     /// Up to which message the wire reads nothing any more.
     settled: u64,
 
@@ -164,12 +166,13 @@ impl TcpLink {
             next: Next::Nothing,
             window,
             sources: BTreeMap::new(),
-            copies: Copies::new(slots),
+            copies: Copies::new(slots + terms.goes_ahead as usize),
             peer_receives,
             taken: vec![None; taken].into(),
             base: 0,
             sent: 0,
             completed: 0,
+            received: 0,
             settled: 0,
             counts: PeerCounts::default(),
             counts_due: false,
@@ -466,6 +469,7 @@ impl Link for TcpLink {
     fn poll_send(&mut self, received: u64) -> Result<u32, LinkDown> {
         self.healthy()?;
         self.copies.received(received, 0);
+        self.received = received;
         let before = self.completed;
         // A slot is free when the peer has the message and the wire reads it no more, whatever the peer says.
         self.completed = self.completed.max(received.min(self.settled));
@@ -501,6 +505,11 @@ impl Link for TcpLink {
                 found => return found,
             }
         }
+    }
+
+    /// The inbox has room for as many messages as the peer may have in flight.
+    fn hear(&mut self) -> bool {
+        (0..ROUNDS).take_while(|_| self.pump_in()).count() > 0
     }
 
     fn has_inbound(&self) -> bool {

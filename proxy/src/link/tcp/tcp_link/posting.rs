@@ -98,15 +98,17 @@ impl TcpLink {
             && !receives.knows_all()
             && let Some(ring) = &self.inbox.receives
         {
-            let (taken, copies, completed) = (&mut self.taken, &mut self.copies, self.completed);
+            let (taken, copies, completed, received) =
+                (&mut self.taken, &mut self.copies, self.completed, self.received);
             receives.settle(ring, |send, receive| {
-                // The peer has what has completed: it is not posted again, and its copy is done.
+                // What has completed is not posted again.
                 if send.sequence >= completed {
                     let mask = taken.len() - 1;
                     taken[send.sequence as usize & mask] = Some(receive);
-                    if send.length > 0 {
-                        copies.posted(send.sequence, (receive.rkey, receive.offset), send.length);
-                    }
+                }
+                // What the peer has accepted may still wait there for its copy (P6).
+                if send.sequence >= received && send.length > 0 {
+                    copies.posted(send.sequence, (receive.rkey, receive.offset), send.length);
                 }
             });
         }
