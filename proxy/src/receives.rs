@@ -58,9 +58,9 @@ pub const MOST_AHEAD: u32 = 64;
 /// The most bytes of a SEND that goes ahead.
 pub const AHEAD_BYTES: u32 = 8 << 10;
 
-/// Logarithm of the entries of a ring of posted receives, of which a peer posts at most `1 << log` at once. A receiver tells of a receive
-/// in its place once the sender knows those before it, but for as many as SENDs that went ahead have taken: at most `ahead`, and that at
-/// most `1 << log`. With that many more entries none is written anew before it was read.
+/// Logarithm of how many entries a ring of posted receives has. A peer posts at most `1 << log` receives ahead of those that messages have
+/// taken. Of the latter the sender may not have read those that SENDs took which went ahead: at most `ahead`, and that is at most
+/// `1 << log`. So a ring of twice as many entries is never written over before it was read.
 pub(crate) fn entries_log(log: u32, ahead: u32) -> u32 {
     debug_assert!(ahead <= 1 << log);
     log + u32::from(ahead > 0)
