@@ -31,9 +31,9 @@ const ROUNDS: u32 = 4;
 /// Passes for which counts and news of posted receives wait for each other, for more of their kind, and for a message that they could
 /// go along with. A pass may be a call of a program that has many queue pairs, so a few of them are some microseconds.
 pub(super) const PASSES: u32 = 4;
-/// The same for an end that is thrifty, where the peer's messages need not wait for such news: they are short and may come before their
-/// receives. A peer whose next message is long waits so long once. (An engine with a thread of its own should not wait like that: it would
-/// often send its news when the next message comes.)
+/// Passes for which an end that is thrifty keeps counts and news of posted receives back while the peer's messages are short and may come
+/// before their receives. A peer whose next message is long waits so long once. (An engine with a thread of its own should not keep them
+/// back like that: it would often send them just when the next message comes.)
 const LAZY: u32 = 64;
 /// Counts of so much payload do not wait, bytes: the peer has room for little more, or will soon.
 const MUCH: u64 = 16 << 10;
