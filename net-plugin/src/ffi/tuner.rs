@@ -174,14 +174,12 @@ unsafe extern "C" fn info(
             false => unsafe { std::slice::from_raw_parts_mut(costs, algorithms * protocols) },
         };
         let collective = collective(function);
-        let tree = known.over_tcp
+        if known.over_tcp
             && known.alone_on_nodes
             && free
             && tuning::ll_takes_the_tree(collective, bytes, known.ranks)
-            && take_ll(costs, protocols, TREE);
-        if tree && !channels.is_null() {
-            // SAFETY: NCCL gives a place that can be written.
-            unsafe { *channels = 2 };
+        {
+            take_ll(costs, protocols, TREE);
         }
         if !known.gpu {
             return Ok(());
