@@ -25,7 +25,7 @@ static_assert(sizeof(cpu_thread) == 16 && __builtin_offsetof(cpu_thread, index) 
 "#;
 
 fn main() {
-    // Under loom the worker's flags alone are built, which need no kernels.
+    // Under loom only `copier/wake.rs` is built, which needs no kernels.
     if env::var_os("CARGO_CFG_LOOM").is_some() {
         return;
     }

@@ -22,6 +22,7 @@
 mod attached;
 mod comm;
 mod context;
+pub mod copier;
 mod effect;
 mod engine;
 mod error;
@@ -40,7 +41,6 @@ mod relay;
 pub mod settings;
 mod shared;
 mod watch;
-pub mod worker;
 
 pub use attached::AttachedQueuePair;
 pub use comm::{Comm, MAX_RANKS};

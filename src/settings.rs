@@ -18,9 +18,9 @@ use pushgate_proxy::door::{Purpose, Secret, SecretError, Terms, VARIABLE};
 use pushgate_proxy::users::find_user;
 
 use self::parse::{
-    Value, auto_or_none, auto_or_number, auto_or_size, choice, device_names, host, mtu, number, path,
-    path_timeout, port_range, power_of_two, recover, rendezvous, size, switch, time, time_or_0, user, users,
-    window_size,
+    Value, auto_or_none, auto_or_number, auto_or_size, choice, copier_cpus, device_names, host, mtu, number,
+    path, path_timeout, port_range, power_of_two, recover, rendezvous, size, switch, time, time_or_0, user,
+    users, window_size,
 };
 use crate::error::{Error, Result};
 
@@ -34,6 +34,8 @@ pub use crate::origin::Origin;
 pub use pushgate_driver_shim::memory::HugePages;
 /// Which device runs the kernels.
 pub use pushgate_gpu_kernels::DeviceChoice;
+/// Which cores a copier uses.
+pub use pushgate_gpu_kernels::copier::CopierCpus;
 /// Whether an RDMA record may follow its payload at once.
 pub use pushgate_proxy::link::verbs::{RdmaCm, WriteOrder};
 
@@ -342,8 +344,8 @@ settings! {
     path: NetPath = "auto", choice, "auto, push, pull or bounce", "", Nccl;
     /// Where messages for GPU memory arrive over RDMA, in the NCCL plugin: in that memory, or in host memory, out of which the GPU pulls
     landing: NetLanding = "auto", choice, "auto, gpu or host", "", Nccl;
-    /// Another profiler for NCCL, as NCCL's Inspector, to which the NCCL plugin passes every event: NCCL loads one profiler alone, and the plugin is that one
-    profiler_plugin: PathBuf = "none", path, "none, a library's path, or a name as NCCL_PROFILER_PLUGIN takes it", "", Nccl;
+    /// Cores of the copier, the process that copies GPU memory for the NCCL plugin: auto: those near the GPU, also beyond the program's binding where that is allowed; inherit: those of the program that starts it
+    copier_cpus: CopierCpus = "auto", copier_cpus, "auto, inherit, or cores such as 0-3,8", "", Nccl;
     /// Payload ring of a connection of the NCCL plugin
     net_window_size: u64 = "4M", window_size(64 << 10), "a power of two, 64K to 512M; bytes, K, M and G are 1024-based", "bytes", Nccl;
     /// Bytes that all connections of a process that uses the NCCL plugin have under way in their windows; auto: what a probe found to cost nothing, else an eighth of the last-level cache, shared by the ranks of the host; none: as many as the windows have

@@ -168,6 +168,18 @@ impl SharedMemory {
         if check_sealed(&fd, expected_len)?.huge {
             return Err(ShimError::PeerHugePages);
         }
+        Self::of_peer(fd, expected_len, false)
+    }
+
+    /// Maps memory that a peer handed over, as [`SharedMemory::from_fd`] does, and takes huge pages too. For a caller that touches no
+    /// byte of the mapping, but pins its pages for a device or names it in system calls: these fail where the peer has punched a hole,
+    /// and an access would raise SIGBUS.
+    pub fn from_fd_untouched(fd: OwnedFd, expected_len: usize) -> Result<SharedMemory, ShimError> {
+        let huge = check_sealed(&fd, expected_len)?.huge;
+        Self::of_peer(fd, expected_len, huge)
+    }
+
+    fn of_peer(fd: OwnedFd, expected_len: usize, huge: bool) -> Result<SharedMemory, ShimError> {
         let map = MmapOptions::new().len(expected_len).map_raw(&fd).map_err(system(
             PEERS,
             expected_len,
@@ -175,8 +187,8 @@ impl SharedMemory {
             "the peer must hand over a descriptor open for writing, not sealed against writers",
         ))?;
         keep_from_children(&map).map_err(system(PEERS, expected_len, "MADV_DONTFORK", DONTFORK))?;
-        populate_peers(&map, Advice::LinuxPopulateWrite, false)?;
-        Ok(SharedMemory { map: OwnedHere::new(map), fd, huge: false })
+        populate_peers(&map, Advice::LinuxPopulateWrite, huge)?;
+        Ok(SharedMemory { map: OwnedHere::new(map), fd, huge })
     }
 
     /// Seals the memory against writers, for good: from now on no process can map it writable or

@@ -3,7 +3,7 @@
 // The measurements of `pushgate probe`: copies between any two memories that this device reaches,
 // and records that go back and forth. The kernel keeps running and times itself with the device's
 // own clock, so that no launch is in the figure; or the host starts one message after the other, as
-// it does with a resident worker.
+// it does with a kernel that stays.
 #include "pushgate/arch.cuh"
 
 using namespace pushgate;

@@ -3,7 +3,7 @@
 //! The kernels (`kernels/*.cu` over `include/pushgate/*.cuh`) are one source for a GPU and for a
 //! CPU. An [`Executor`] loads and launches them on either.
 
-// Under loom the worker's flags alone are built (`worker/mod.rs`), and build.rs compiles no kernels.
+// Under loom only the words by which a copier sleeps are built (`copier/wake.rs`), and build.rs compiles no kernels.
 #[cfg(not(loom))]
 mod arch;
 #[cfg(not(loom))]
@@ -14,6 +14,8 @@ mod cache;
 mod choose;
 #[cfg(not(loom))]
 mod compiler;
+#[cfg(not(loom))]
+pub mod copier;
 #[cfg(not(loom))]
 mod copies;
 #[cfg(not(loom))]
@@ -38,7 +40,9 @@ mod mover;
 mod ordered;
 #[cfg(not(loom))]
 mod source;
-mod worker;
+#[cfg(loom)]
+#[path = "copier/wake.rs"]
+mod wake;
 
 #[cfg(not(loom))]
 pub use choose::{Available, DeviceChoice, available_executors, choose, choose_at};
@@ -62,8 +66,6 @@ pub use mover::{CopyTicket, CudaCopy};
 pub use ordered::OrderedCopies;
 #[cfg(not(loom))]
 pub use source::Source;
-#[cfg(not(loom))]
-pub use worker::{Direction, Lease, Lost, OneWay, PostError, Ticket, Worker, WorkerOptions, WorkerQueue};
 
 /// Names of the kernels that are compiled in ([`Executor::load_embedded`]).
 #[cfg(not(loom))]

@@ -23,11 +23,10 @@ use crate::log;
 use crate::pool::REQUESTS;
 use crate::reach;
 use crate::receive::Receiver;
-use crate::registration::{Kind, Mr, Wanted};
+use crate::registration::{Held, Kind, Mr, Wanted};
 use crate::runtime::Runtime;
 use crate::send::Sender;
 use crate::socket::Line;
-use crate::taken;
 use crate::under_way::Share;
 
 /// How long a deregistration tries to get between two posts or tests to look at the requests. Each
@@ -86,9 +85,6 @@ impl Comm {
         end.reaches = reaches;
         // Over TCP news of the receive would leave at once, in a system call before those of what NCCL sends next.
         end.receives_drive = transport != Transport::Tcp;
-        if end.lane.gpu.as_ref().is_some_and(|gpu| gpu.copies()) {
-            taken::tell_without_profiler();
-        }
         if role == Role::Receive {
             let memory = RegionMemory::Host { address: &raw const NOTHING as usize, keep: None };
             // SAFETY: a static atomic, which other threads and devices may write.
@@ -114,23 +110,29 @@ impl Comm {
         Ok(comm)
     }
 
-    /// Registers memory of the host or of the GPU. May be called from any thread at any time; makes
-    /// no call of CUDA.
-    pub fn register(&self, address: usize, bytes: usize, kind: Kind<'_>) -> Result<Mr> {
+    /// Registers memory of the host or of the GPU. May be called from any thread at any time. For memory of the GPU that the copier
+    /// uses it asks the driver for a handle of the allocation, as NCCL does before it hands over a dma-buf.
+    pub fn register(&self, address: usize, bytes: usize, kind: Kind<'_>) -> Result<Held> {
         let cuda = matches!(kind, Kind::Cuda(_));
         if cuda && self.end.lane.gpu.is_none() {
             let text = format!("{}: GPU memory, but this connection was made for none", self.end);
             return Err(Failure::new(Code::Usage, text));
         }
+        let device = match &self.end.lane.gpu {
+            Some(gpu) if cuda && !self.end.reaches => Some(gpu.register_device(address, bytes)?),
+            _ => None,
+        };
         let memory = match (kind, self.end.role) {
             (Kind::Host, _) => RegionMemory::Host { address, keep: None },
             (Kind::Cuda(dma_buf), _) if self.end.reaches => {
                 let exported = Some(reach::exported(dma_buf)?);
                 RegionMemory::Device { address: address as u64, exported }
             }
-            // The worker pushes this memory by its address.
-            (Kind::Cuda(_), Role::Send) => return Ok(Mr { key: 0, address, bytes, cuda, pushed: true }),
-            // The worker pulls into this memory what has arrived in host memory.
+            // The copier pushes this memory by its address.
+            (Kind::Cuda(_), Role::Send) => {
+                return Ok(Held { mr: Mr { key: 0, address, bytes, cuda, pushed: true }, _device: device });
+            }
+            // The copier pulls into this memory what has arrived in host memory.
             (Kind::Cuda(_), Role::Receive) => {
                 RegionMemory::Device { address: address as u64, exported: None }
             }
@@ -159,13 +161,14 @@ impl Comm {
                  to do without"
             )));
         }
-        Ok(Mr { key, address, bytes, cuda, pushed: false })
+        Ok(Held { mr: Mr { key, address, bytes, cuda, pushed: false }, _device: device })
     }
 
     /// Deregisters memory. If a receive into the memory has no message yet, or slices of a message
     /// out of it are still to be posted, the connection ends first; posts and tests of another
     /// thread wait briefly.
-    pub fn deregister(&self, mr: Mr) -> Result<()> {
+    pub fn deregister(&self, held: Held) -> Result<()> {
+        let mr = held.mr;
         if self.stop(&mr)? {
             self.end.lane.engine.fail(Some(self.end.qp), Status::new(abi::PUSHGATE_ABORTED))?;
             self.ended_by_deregistration();

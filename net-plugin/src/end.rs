@@ -129,7 +129,7 @@ impl CommEnd {
     #[cold]
     fn gpu_is_lost(&self, reason: &str) -> Failure {
         self.abort();
-        let text = format!("{self}: the GPU's copying kernel is lost: {reason}");
+        let text = format!("{self}: GPU memory is copied no more: {reason}");
         Failure::new(Code::System, text)
     }
 
@@ -150,7 +150,7 @@ impl CommEnd {
         self.peer.received() > number
     }
 
-    /// True if no kernel of ours runs on the GPU, now or later.
+    /// True if the copier is gone, and copies nothing any more.
     pub fn gpu_has_ended(&self) -> bool {
         self.lane.gpu.as_ref().and_then(|gpu| gpu.lost()).is_some_and(|lost| lost.ended)
     }

@@ -1,33 +1,35 @@
-//! A GPU whose memory NCCL hands over, with the worker that pushes the memory into windows and
-//! pulls it out of them (docs/worker.md), and queues of copies for the RMA table. Once the worker runs, only those queues call CUDA.
+//! A GPU whose memory NCCL hands over, with the copier that pushes the memory into windows and pulls it out of them
+//! (docs/copier.md), and queues of copies for the RMA table. Messages need no call of CUDA in this process.
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use pushgate::settings::DeviceChoice;
-use pushgate::worker::{
-    Lease, Lost, OneWay, PostError, SharedMover, Ticket, Worker, WorkerMover, WorkerOptions,
+use pushgate::copier::{
+    Copier, CopierCpus, CopyQueue, DeviceMemory, Direction, HostPlace, Lost, PostError, SharedMover, Ticket,
 };
+use pushgate::settings::DeviceChoice;
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
-use pushgate_driver_shim::window::Window;
 use pushgate_gpu_kernels::{
     Access, DeviceBuffer, Executor, OrderedCopies, Registration, choose_at, current_device,
 };
 use pushgate_proxy::mover::Mover;
 
 use crate::error::{Code, Failure, Result};
+use crate::program;
 
-/// A GPU with its worker.
+/// A GPU, with its copier if messages need copies.
 pub struct Gpu {
+    executor: Arc<dyn Executor>,
+    copies: Option<Copies>,
+}
+
+/// A GPU's copier, as connections use it.
+struct Copies {
+    copier: Copier,
     /// Copies into the GPU's memory, for all engines of the GPU.
     mover: SharedMover,
-    executor: Arc<dyn Executor>,
-    worker: Worker,
     // The lock is held only for a few stores: one or two threads drive the connections of a GPU.
-    pushes: Mutex<OneWay>,
-    /// Some connection has copies for the worker to do.
-    copies: AtomicBool,
+    pushes: Mutex<CopyQueue>,
 }
 
 /// The index that stands for the CPU executor in place of a GPU.
@@ -44,36 +46,50 @@ pub fn current() -> Option<u32> {
     }
 }
 
-/// The failure of a command that could not be posted.
+/// The failure of a copy that could not be posted.
 pub fn failed(e: PostError) -> Failure {
     let code = if matches!(e, PostError::Lost { .. }) { Code::System } else { Code::Internal };
     Failure::new(code, format!("the GPU: {e}"))
 }
 
+fn no_copier() -> Failure {
+    Failure::new(Code::Internal, "a copy by a GPU that was opened without a copier")
+}
+
 impl Gpu {
-    /// Opens a GPU. The device should be idle.
+    /// Opens a GPU. No message is copied before [`Gpu::join_copier`].
     pub fn open(index: u32) -> Result<Gpu> {
         let device = if index == CPU { DeviceChoice::Cpu } else { DeviceChoice::Cuda };
         let (executor, _) = choose_at(device, index).map_err(Failure::system("the GPU"))?;
-        let (worker, queue) = Worker::new(&executor, WorkerOptions::of(&*executor))
-            .map_err(Failure::system("the GPU's copying kernel"))?;
-        let [pushes, pulls] = queue.split();
-        // SAFETY: besides small payloads the engine copies from peers' windows and landing rings.
-        // `join` registers these before the queue pair is the engine's, and the connection keeps
-        // them registered until the engine has let go of the queue pair.
-        let mover = unsafe { WorkerMover::new(&executor, pulls)? }.into();
-        let copies = AtomicBool::new(false);
-        Ok(Gpu { mover, executor, worker, pushes: Mutex::new(pushes), copies })
+        Ok(Gpu { executor, copies: None })
+    }
+
+    /// Joins the GPU's copier, which is started if there is none. The error is a sentence that says why no copier can copy here.
+    pub fn join_copier(&mut self, cpus: &CopierCpus) -> Result<(), String> {
+        let copier = Copier::join(&self.executor, &program::program()?, cpus).map_err(|e| e.to_string())?;
+        let mover = SharedMover::new(copier.queue(Direction::Pull));
+        let pushes = Mutex::new(copier.queue(Direction::Push));
+        self.copies = Some(Copies { copier, mover, pushes });
+        Ok(())
+    }
+
+    fn copies(&self) -> Result<&Copies> {
+        self.copies.as_ref().ok_or_else(no_copier)
     }
 
     /// Copies into the GPU's memory, for one of its engines.
-    pub fn mover(&self) -> Box<dyn Mover> {
-        Box::new(self.mover.clone())
+    pub fn mover(&self) -> Option<Box<dyn Mover>> {
+        self.copies.as_ref().map(|copies| Box::new(copies.mover.clone()) as Box<dyn Mover>)
     }
 
     /// A description of the GPU for people.
     pub fn describe(&self) -> String {
         self.executor.describe()
+    }
+
+    /// The process of the copier, if it has a number here.
+    pub fn copier(&self) -> Option<u32> {
+        self.copies.as_ref()?.copier.pid()
     }
 
     /// Allocates memory on the GPU.
@@ -91,38 +107,34 @@ impl Gpu {
         self.executor.as_cuda().map(|cuda| cuda.pci_bus_id())
     }
 
-    /// Called before connections push or pull by the GPU's worker. Fails where that is impossible.
-    pub fn will_copy(&self) -> Result<()> {
-        const VARIABLE: &str = "CUDA_LAUNCH_BLOCKING";
-        let value = std::env::var_os(VARIABLE).unwrap_or_default();
-        if !value.is_empty() && value != "0" {
-            let text = format!(
-                "{VARIABLE}={}: no launch returns before its kernel has ended then, so NCCL's would wait for ever for the \
-                 kernel that copies for it; unset it",
-                value.display()
-            );
-            return Err(Failure::new(Code::Usage, text));
-        }
-        self.copies.store(true, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// Whether connections push or pull by the worker. If not, the worker need not run beside
-    /// NCCL's kernels.
-    pub fn copies(&self) -> bool {
-        self.copies.load(Ordering::Relaxed)
+    /// Whether connections push or pull by the copier.
+    pub fn has_copier(&self) -> bool {
+        self.copies.is_some()
     }
 
     /// The queue of pushes, locked. Hold it only for a few stores.
-    pub fn pushes(&self) -> MutexGuard<'_, OneWay> {
-        self.pushes.lock().unwrap_or_else(|e| e.into_inner())
+    pub fn pushes(&self) -> Result<MutexGuard<'_, CopyQueue>> {
+        Ok(self.copies()?.pushes.lock().unwrap_or_else(|e| e.into_inner()))
     }
 
-    /// Registers our memory, so that the worker can store to it.
-    pub fn register(&self, memory: &dyn Window) -> Result<Registration> {
-        self.executor
-            .register(memory.as_ptr(), memory.len(), Access::ReadWrite, memory.io_memory())
-            .map_err(Failure::system("registering a window with the GPU"))
+    /// Hands our memory to the copier, which may write it. The memory must not be sealed against writers yet.
+    pub fn register(&self, memory: &SharedMemory) -> Result<HostPlace> {
+        let address = memory.as_ptr().as_ptr() as usize;
+        let registered = self.copies()?.copier.register_host(address, memory.len(), memory.fd(), true);
+        registered.map_err(Failure::system("registering a window with the GPU"))
+    }
+
+    /// Hands a peer's memory to the copier, which reads it.
+    pub fn register_read_only(&self, memory: &ReadOnlyMemory) -> Result<HostPlace> {
+        let address = memory.as_ptr().as_ptr() as usize;
+        let registered = self.copies()?.copier.register_host(address, memory.len(), memory.fd(), false);
+        registered.map_err(Failure::system("registering the peer's window with the GPU"))
+    }
+
+    /// Hands memory of the GPU to the copier.
+    pub fn register_device(&self, address: usize, bytes: usize) -> Result<DeviceMemory> {
+        let registered = self.copies()?.copier.register_device(address as u64, bytes as u64);
+        registered.map_err(Failure::system("handing memory of the GPU to the copier"))
     }
 
     /// Registers host memory at `ptr` for queues of copies ([`Gpu::ordered_copies`]). A kernel that waits for those copies does not
@@ -132,32 +144,15 @@ impl Gpu {
             .map_err(Failure::system("registering a window with the GPU"))
     }
 
-    /// Registers a peer's memory, so that the worker can read it.
-    pub fn register_read_only(&self, memory: &ReadOnlyMemory) -> Result<Registration> {
-        self.executor
-            .register(memory.as_ptr(), memory.len(), Access::ReadOnly, false)
-            .map_err(Failure::system("registering the peer's window with the GPU"))
-    }
-
     /// Whether a push is complete.
     pub fn pushed(&self, ticket: Ticket) -> bool {
-        self.pushes().done(ticket)
+        self.pushes().is_ok_and(|mut pushes| pushes.done(ticket))
     }
 
     /// Why the GPU copies no more, if that is so: then no request that waits for a copy succeeds.
-    /// Does not call the driver.
+    /// Makes no system call.
     #[inline]
     pub fn lost(&self) -> Option<&Lost> {
-        self.worker.lost()
-    }
-
-    /// Called before NCCL launches a kernel on `stream` that will wait for copies.
-    pub fn lease(&self, stream: u64) -> Result<Lease> {
-        self.worker.lease(stream).map_err(Failure::system("the GPU's copying kernel"))
-    }
-
-    /// Called after that launch.
-    pub fn lease_done(&self, lease: Lease, stream: u64) -> Result<()> {
-        self.worker.lease_done(lease, stream).map_err(Failure::system("the GPU's copying kernel"))
+        self.copies.as_ref()?.copier.lost()
     }
 }

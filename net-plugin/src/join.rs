@@ -4,6 +4,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use pushgate::copier::HostPlace;
 use pushgate::settings::{CqEvents, NetPath, Transport};
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::bell;
@@ -106,8 +107,19 @@ pub struct Inbound {
     _keep: Keep,
 }
 
-/// Memory that the GPU sees, with what keeps it mapped.
-pub type Registered = (Registration, Keep);
+/// Memory that the GPU's copies may use, with what keeps it mapped.
+pub struct Registered {
+    _with: With,
+    _keep: Keep,
+}
+
+/// Who copies.
+enum With {
+    /// The copier.
+    Copier { _place: HostPlace },
+    /// A queue of copies of this process, for the RMA table.
+    Queue { _registration: Registration },
+}
 
 struct Own {
     lane: Arc<Lane>,
@@ -117,6 +129,8 @@ struct Own {
     transport: Transport,
     geometry: Geometry,
     window: Arc<SharedMemory>,
+    /// The window at the copier, on a sending end whose messages the copier may push.
+    pushed: Option<HostPlace>,
     work: Arc<SharedMemory>,
     control: Arc<SharedMemory>,
 }
@@ -168,7 +182,7 @@ pub struct Joined {
     pub geometry: Geometry,
     pub lane: Arc<Lane>,
     pub transport: Transport,
-    /// The GPU's address of our window, on a sending end whose messages the GPU may push.
+    /// Where the GPU's copies see our window, on a sending end whose messages they may push.
     pub window: Option<u64>,
     /// Whether messages may be sent out of registered memory; `None`: the engine must be asked.
     pub regions: Option<bool>,
@@ -246,6 +260,10 @@ impl Own {
         };
         let window = Arc::new(runtime.memory("window", geometry.window_bytes(), settings.huge_pages)?);
         let work = segment(runtime, &geometry, Segment::Work)?;
+        let gpu =
+            lane.gpu.as_ref().filter(|gpu| purpose.is_messages() && role == Role::Send && gpu.has_copier());
+        // Before the seal, after which nobody can map the window to write it.
+        let pushed = gpu.map(|gpu| gpu.register(&window)).transpose()?;
         // Sealed for the same reason as a link segment (`NewEnd::new`): the peer may only read.
         window.seal_against_writers()?;
         work.seal_against_writers()?;
@@ -255,6 +273,7 @@ impl Own {
             posts: purpose.is_messages(),
             transport,
             window,
+            pushed,
             work,
             control: segment(runtime, &geometry, Segment::Control)?,
             geometry,
@@ -316,9 +335,9 @@ impl Own {
         Some(Inbound { address: address.as_ptr() as usize, bytes, _keep })
     }
 
-    /// Registers with the GPU the memory that it pushes to or pulls from.
-    fn register(&self, peer_window: &PeerWindow<'_>) -> Result<Vec<Registered>> {
-        let Some(gpu) = &self.lane.gpu else { return Ok(Vec::new()) };
+    /// Registers the memory that the GPU's copies push to or pull from. Also returns where those see our window, on a sending end.
+    fn register(&mut self, peer_window: &PeerWindow<'_>) -> Result<(Vec<Registered>, Option<u64>)> {
+        let Some(gpu) = &self.lane.gpu else { return Ok((Vec::new(), None)) };
         if !self.posts {
             // A kernel may wait already for what the first operation brings, which this connection is made for.
             let registered = match (self.role, peer_window) {
@@ -336,18 +355,31 @@ impl Own {
                     (place, Arc::clone(mirror) as Keep)
                 }
             };
-            return Ok(vec![registered]);
+            let (_registration, _keep) = registered;
+            let at = (self.role == Role::Send).then(|| _registration.device_addr());
+            return Ok((vec![Registered { _with: With::Queue { _registration }, _keep }], at));
         }
+        let registered = |_place, _keep| Registered { _with: With::Copier { _place }, _keep };
         Ok(match (self.role, peer_window) {
-            (Role::Send, _) => vec![(gpu.register(&*self.window)?, self.window.clone() as Keep)],
+            (Role::Send, _) => match self.pushed.take() {
+                Some(place) => {
+                    let at = self.window.as_ptr().as_ptr() as u64;
+                    (vec![registered(place, self.window.clone() as Keep)], Some(at))
+                }
+                None => (Vec::new(), None),
+            },
+            (Role::Receive, _) if !gpu.has_copier() => (Vec::new(), None),
             (Role::Receive, peer_window) => {
                 let window = match peer_window {
                     PeerWindow::Shared(window) => {
-                        (gpu.register_read_only(window)?, Arc::clone(window) as Keep)
+                        registered(gpu.register_read_only(window)?, Arc::clone(window) as Keep)
                     }
-                    PeerWindow::Mirror(mirror) => (gpu.register(&***mirror)?, Arc::clone(mirror) as Keep),
+                    PeerWindow::Mirror(mirror) => {
+                        registered(gpu.register(mirror)?, Arc::clone(mirror) as Keep)
+                    }
                 };
-                vec![window, (gpu.register(&*self.control)?, self.control.clone() as Keep)]
+                let control = registered(gpu.register(&self.control)?, self.control.clone() as Keep);
+                (vec![window, control], None)
             }
         })
     }
@@ -393,10 +425,6 @@ impl NewEnd {
         let (opening, config) = match device {
             None if transport == Transport::Tcp => (open_tcp(runtime, &own)?, None),
             None => {
-                if let Some(gpu) = own.lane.gpu.as_ref().filter(|_| own.posts) {
-                    // Even if an RDMA device is used on the GPU's memory on other connections.
-                    gpu.will_copy()?;
-                }
                 let link = segment(runtime, &own.geometry, Segment::Link)?;
                 // The engine writes the segment through this mapping; a process that receives the
                 // descriptor can only read.
@@ -504,7 +532,7 @@ impl MetEnd {
 
 fn join_local(
     runtime: &Runtime,
-    own: Own,
+    mut own: Own,
     met: LocalMet,
     note: Note,
     work: Option<OwnedFd>,
@@ -514,7 +542,7 @@ fn join_local(
     let receives = work.map(|work| posted_receives(work, &met.peer.geometry)).transpose()?;
     // Register before the engine may copy from there.
     let window = met.peer.window.clone();
-    let registrations = own.register(&PeerWindow::Shared(&window))?;
+    let (registrations, pushed) = own.register(&PeerWindow::Shared(&window))?;
     let inbound = own.inbound(&PeerWindow::Shared(&window));
     let recovers = met.recovers;
     let fds = met.into_fds(own.work.clone(), own.control.clone(), peer_pid);
@@ -524,10 +552,8 @@ fn join_local(
     let endpoint = fds.into_endpoint(options)?;
     let (endpoint, mailbox) = with_recovery(runtime, endpoint, recovers, options.key_seed, again);
     let qp = own.lane.engine.add_qp(endpoint, wake)?;
-    let sends = own.role == Role::Send;
-    let window = registrations.first().filter(|_| sends).map(|(r, _)| r.device_addr());
     let regions = note.gpu.then_some(false);
-    Ok(Joined { mailbox, window, regions, receives, inbound, registrations, ..own.joined(qp, bell) })
+    Ok(Joined { mailbox, window: pushed, regions, receives, inbound, registrations, ..own.joined(qp, bell) })
 }
 
 /// Has the link of an endpoint replaced when it breaks, where both ends do so: `recovers`. Returns also where the frames of
@@ -559,21 +585,16 @@ fn send_frame(line: Arc<Line>) -> SendFrame {
 
 fn join_verbs(
     runtime: &Runtime,
-    own: Own,
+    mut own: Own,
     met: VerbsMet,
     config: &Config,
     note: Note,
     reaches: bool,
     again: Option<Again<'_>>,
 ) -> Result<Joined> {
-    if let (Role::Send, true, false, Some(gpu)) = (own.role, own.posts, reaches, &own.lane.gpu) {
-        // The GPU's worker pushes on this connection, even if the RDMA device reads the GPU's
-        // memory on others.
-        gpu.will_copy()?;
-    }
     let VerbsMet { link, mirror, peer_geometry, receives } = met;
     // Register before the engine may copy from there.
-    let registrations = own.register(&PeerWindow::Mirror(&mirror))?;
+    let (registrations, pushed) = own.register(&PeerWindow::Mirror(&mirror))?;
     let inbound = own.inbound(&PeerWindow::Mirror(&mirror));
     let flusher = match (&own.lane.rdma, &runtime.loaded.rdma) {
         (Some(OverRdma { reach: Some(reach), .. }), Some(device)) if reaches && own.role == Role::Receive => {
@@ -591,13 +612,11 @@ fn join_verbs(
     let endpoint =
         Endpoint::new(work, own.control.clone(), own.geometry, peer_geometry, Box::new(link), options)?;
     let (endpoint, mailbox) = with_recovery(runtime, endpoint, recovers, options.key_seed, again);
-    let sends = own.role == Role::Send;
     let bell = own.bell(wake)?;
     let qp = own.lane.engine.add_qp(endpoint, wake)?;
-    let window = registrations.first().filter(|_| sends).map(|(r, _)| r.device_addr());
     Ok(Joined {
         mailbox,
-        window,
+        window: pushed,
         regions: Some(note.landing != Some(Landing::Host)),
         // The receiver would have to copy a payload in a record into the GPU's memory.
         in_record: note.landing != Some(Landing::Gpu),
@@ -613,10 +632,6 @@ fn join_verbs(
 
 /// An end over TCP.
 fn open_tcp(runtime: &Runtime, own: &Own) -> Result<Opening> {
-    if let Some(gpu) = own.lane.gpu.as_ref().filter(|_| own.posts) {
-        // Even if an RDMA device is used on the GPU's memory on other connections.
-        gpu.will_copy()?;
-    }
     let settings = &runtime.loaded.settings;
     let posted_receives = own.posts && own.role == Role::Receive;
     let ahead = if runtime.loaded.properties.is_in_order() { AHEAD } else { 0 };
@@ -631,14 +646,14 @@ fn open_tcp(runtime: &Runtime, own: &Own) -> Result<Opening> {
 
 fn join_tcp(
     runtime: &Runtime,
-    own: Own,
+    mut own: Own,
     met: TcpMet,
     note: Note,
     again: Option<Again<'_>>,
 ) -> Result<Joined> {
     let TcpMet { link, mirror, peer_geometry, receives } = met;
     // Register before the engine may copy from there.
-    let registrations = own.register(&PeerWindow::Mirror(&mirror))?;
+    let (registrations, pushed) = own.register(&PeerWindow::Mirror(&mirror))?;
     let inbound = own.inbound(&PeerWindow::Mirror(&mirror));
     let (wake, recovers) = (own.lane.wake(), link.recovers());
     let options = own.options(runtime);
@@ -651,12 +666,10 @@ fn join_tcp(
         options,
     )?;
     let (endpoint, mailbox) = with_recovery(runtime, endpoint, recovers, options.key_seed, again);
-    let sends = own.role == Role::Send;
     let bell = own.bell(wake)?;
     let qp = own.lane.engine.add_qp(endpoint, wake)?;
-    let window = registrations.first().filter(|_| sends).map(|(r, _)| r.device_addr());
     let regions = Some(note.landing != Some(Landing::Host));
-    Ok(Joined { mailbox, window, regions, receives, inbound, registrations, ..own.joined(qp, bell) })
+    Ok(Joined { mailbox, window: pushed, regions, receives, inbound, registrations, ..own.joined(qp, bell) })
 }
 
 /// The receives that the peer has posted, in the work segment that it handed over.

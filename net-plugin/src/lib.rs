@@ -7,7 +7,6 @@
 //! a connection in use, `send` and `receive` its two ends. `rma` is NCCL's other table, of puts and signals.
 
 mod again;
-mod calls;
 mod comm;
 mod dial;
 mod end;
@@ -27,6 +26,7 @@ mod path;
 mod plan;
 mod plugin;
 mod pool;
+mod program;
 mod props;
 mod pushes;
 mod reach;

@@ -17,7 +17,6 @@ use crate::plan::{self, Landing, Plan, Way};
 use crate::props::LONGEST;
 use crate::reach::Reach;
 use crate::registration::Mr;
-use crate::taken;
 
 /// What is done with GPU memory over `local` queue pairs.
 pub const OVER_LOCAL: &str = "path push: the GPU pushes into the window, and the receiver's pulls out of it";
@@ -79,16 +78,19 @@ impl Opened {
                 (Some(OverRdma { plan, reach }), why)
             }
         };
-        let opened = Opened { index, gpu, rdma, why };
-        if opened.copies() {
-            opened.gpu.will_copy()?;
-        }
-        Ok(opened)
+        Ok(Opened { index, gpu, rdma, why })
     }
 
-    /// The GPU's worker copies messages.
-    fn copies(&self) -> bool {
-        self.rdma.as_ref().is_none_or(|rdma| rdma.plan.copies())
+    /// Joins the GPU's copier, if some connections need one. The error is a sentence.
+    pub fn join_copier(&mut self, settings: &PluginSettings) -> Result<(), String> {
+        // Connections over `local` copy, whatever the plan over RDMA is.
+        let copies = self.rdma.as_ref().is_none_or(|rdma| rdma.plan.copies()) || settings.qp == QpKind::Auto;
+        if copies {
+            self.gpu.join_copier(&settings.copier_cpus)?;
+            self.why +=
+                &self.gpu.copier().map_or(String::new(), |pid| format!("; the copier is process {pid}"));
+        }
+        Ok(())
     }
 }
 
@@ -138,10 +140,6 @@ pub struct Told {
     pub dma_buf: bool,
 }
 
-/// Why the path is `bounce` under an NCCL before 2.28.
-const SILENT: &str = "NCCL before 2.28 does not tell when it launches kernels, so with path push, which is faster, a \
-                      program can stop for ever";
-
 impl Choice {
     /// Chooses by the settings and by what the host has. `device` is the RDMA device, if there is one and the settings use
     /// it.
@@ -176,11 +174,17 @@ impl Choice {
                 false => bounce("the calling thread has no GPU"),
             };
         };
-        // Connections over `local` copy, whatever the plan over RDMA is.
-        let may_copy = |opened: &Opened| opened.copies() || settings.qp == QpKind::Auto;
         match Opened::new(index, device, settings, None) {
-            Ok(opened) if !forced && taken::nccl_is_silent() && may_copy(&opened) => bounce(SILENT),
-            Ok(opened) => {
+            Ok(mut opened) => {
+                if let Err(why) = opened.join_copier(settings) {
+                    let why = format!("no other process can copy GPU memory here: {why}");
+                    return match forced {
+                        true => refused(&format!("bounce here: {why}")),
+                        false => bounce(&format!(
+                            "{why}; NCCL's kernels push to host memory, which is slower (docs/copier.md)"
+                        )),
+                    };
+                }
                 let told =
                     opened.rdma.as_ref().map(|r| Told { landing: r.plan.landing, dma_buf: r.by_dma_buf() });
                 let why = opened.why.clone();
@@ -200,7 +204,7 @@ impl Choice {
 /// counted its channels to a peer before it asks any plugin.)
 const TOLD: [(&str, &str); 2] = [("NCCL_NET_GDR_LEVEL", "SYS"), ("NCCL_MIN_NCHANNELS", "8")];
 
-/// Another one: the bytes of a piece of send/recv. A copy by the GPU's worker needs longer pieces than a socket does (docs/benchmarks.md,
+/// Another one: the bytes of a piece of send/recv. A copy by the GPU's copy engines needs longer pieces than a socket does (docs/benchmarks.md,
 /// NCCL over TCP).
 const PIECE: &str = "NCCL_P2P_NET_CHUNKSIZE";
 const PIECE_OVER_TCP: &str = "262144";
@@ -208,7 +212,7 @@ const PIECE_ELSE: &str = "524288";
 
 /// A variable that the plugin sets besides where no RDMA device is used. NCCL then has buffers for its protocol LL
 /// between every two ranks, so the shortest messages of send/recv take LL too. And NCCL receives LL in host memory, in
-/// every connection, so that no copy by the worker stands between a message and the kernel that waits for the message.
+/// every connection, so that no copy by the copier stands between a message and the kernel that waits for the message.
 const TOLD_WITHOUT_RDMA: (&str, &str) = ("NCCL_ALLOC_P2P_NET_LL_BUFFERS", "1");
 
 /// Sets those variables, once. They do not depend on the plan: another rank's plan may differ, and
@@ -253,8 +257,8 @@ pub enum Path {
     Region { key: u32, offset: u64 },
     /// The message is too long to leave at once.
     Slices(Slices),
-    /// The message is in GPU memory: the GPU's worker pushes it into the window.
-    Worker,
+    /// The message is in GPU memory: the copier pushes it into the window.
+    Copier,
 }
 
 /// How slices leave.
@@ -262,7 +266,7 @@ pub enum Path {
 pub enum Slices {
     /// The plugin copies them into the window.
     Copied,
-    /// The GPU's worker pushes them into the window.
+    /// The copier pushes them into the window.
     Pushed,
     /// The WQEs name stretches of a region; the first begins here.
     Region { key: u32, offset: u64 },
@@ -309,7 +313,7 @@ pub fn choose(data: usize, size: usize, mr: Option<&Mr>, ways: Ways) -> Result<P
         Some(_) if size <= COPIED.min(whole) && !cuda => Path::Push,
         Some((key, offset)) if size <= longest => Path::Region { key, offset },
         Some((key, offset)) => Path::Slices(Slices::Region { key, offset }),
-        None if size <= whole && cuda => Path::Worker,
+        None if size <= whole && cuda => Path::Copier,
         None if size <= whole => Path::Push,
         None if cuda => Path::Slices(Slices::Pushed),
         None => Path::Slices(Slices::Copied),
@@ -346,7 +350,7 @@ mod tests {
         assert_eq!(choose(0, Some(&pushed), true), Path::Inline);
         assert_eq!(
             [1, 65536, 65537].map(|size| choose(size, Some(&pushed), true)),
-            [Path::Worker, Path::Worker, Path::Slices(Slices::Pushed)]
+            [Path::Copier, Path::Copier, Path::Slices(Slices::Pushed)]
         );
         // The RDMA device reads any length of GPU memory, even what a WQE would hold.
         let read = Mr { cuda: true, ..mr };

@@ -36,7 +36,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Whether the GPU's worker has something to copy.
+    /// Whether the copier has something to copy.
     pub fn copies(self) -> bool {
         self.out == Out::Push || self.landing == Landing::Host
     }

@@ -5,7 +5,6 @@
 //! versions NCCL never says that it is done.)
 
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use pushgate_driver_shim::fork::Owner;
@@ -13,7 +12,6 @@ use pushgate_proxy::recorder;
 
 use crate::comm::Comm;
 use crate::error::{Code, Failure, Result};
-use crate::gpu::Gpu;
 use crate::handle;
 use crate::handshake::Attempts;
 use crate::props::Properties;
@@ -73,29 +71,9 @@ pub fn open(traffic_class: Option<u8>, communicator: u64) -> Result<Context> {
     Ok(Context { traffic_class, _job, _runtime: runtime })
 }
 
-/// The GPU of a lane that exists.
-pub fn gpu(index: u32) -> Option<Arc<Gpu>> {
-    here().ok()?;
-    let runtime = process().runtime.upgrade()?;
-    runtime.gpu(index)
-}
-
-/// Whether NCCL may hand over GPU memory.
-pub fn has_gpu() -> bool {
-    here().is_ok() && process().loaded.as_ref().is_some_and(|loaded| loaded.gpu.is_some())
-}
-
 /// Whether the settings offer NCCL the RMA table.
 pub fn offers_rma() -> bool {
     here().is_ok() && process().loaded.as_ref().is_some_and(|loaded| loaded.settings.net_rma)
-}
-
-/// The second profiler that the settings name, if they name one.
-pub fn profiler() -> Option<PathBuf> {
-    here().ok()?;
-    let process = process();
-    let name = &process.loaded.as_ref()?.settings.profiler_plugin;
-    (name != Path::new("none")).then(|| name.clone())
 }
 
 /// Ends a context. The last one, if no connection is open, joins all threads.

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use pushgate::worker::Ticket;
+use pushgate::copier::Ticket;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Record, RecordWords};
 use pushgate_proxy::producer::Producer;
@@ -39,13 +39,13 @@ impl Counts {
 
 /// The pushes under way into one window.
 pub struct Pushes {
-    /// The GPU's address of the window.
+    /// Where the window lies, if the copier has it.
     window: Option<u64>,
     queue: VecDeque<Push>,
 }
 
 impl Pushes {
-    /// The pushes for a window at this address on the GPU, with at most `most` slots.
+    /// The pushes for a window at this address, with at most `most` slots.
     pub fn new(window: Option<u64>, most: usize) -> Self {
         Pushes { window, queue: VecDeque::with_capacity(most) }
     }
@@ -94,10 +94,13 @@ impl Pushes {
         (data, size): (*const u8, usize),
     ) -> Result<Option<u64>> {
         let (Some(gpu), Some(window)) = (gpu, self.window) else {
-            return Err(Failure::new(Code::Internal, "no GPU sees the window of this connection"));
+            return Err(Failure::new(
+                Code::Internal,
+                "the copier does not have the window of this connection",
+            ));
         };
         // The lock is held until the push is posted, so that the room stays ours.
-        let mut pushes = gpu.pushes();
+        let mut pushes = gpu.pushes()?;
         if !pushes.has_room() {
             return Ok(None);
         }

@@ -319,9 +319,10 @@ mod tests {
         let record = Record { tag: 7, ..Record::new(Opcode::Send) };
         until(|| peer.producer.post(record, &[7; FIRST]).then_some(()));
         assert_eq!(ended(requests[0]).unwrap(), FIRST);
-        comm.deregister(mrs[0]).unwrap();
+        let [done, waits] = mrs;
+        comm.deregister(done).unwrap();
         assert_eq!(peer.producer.status(), None, "its receive was done");
-        comm.deregister(mrs[1]).unwrap();
+        comm.deregister(waits).unwrap();
         let status = until(|| peer.producer.status());
         assert_eq!((status.code as u32, status.rank), (abi::PUSHGATE_ABORTED, Some(1)));
         assert_eq!(ended(requests[1]).unwrap_err().code, Code::System);

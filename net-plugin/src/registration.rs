@@ -1,6 +1,9 @@
 //! Memory that NCCL has registered with a connection, and the buffers of a receive.
 
+use std::ops::Deref;
 use std::os::fd::BorrowedFd;
+
+use pushgate::copier::DeviceMemory;
 
 use crate::error::{Code, Failure, Result};
 
@@ -12,9 +15,24 @@ pub struct Mr {
     pub bytes: usize,
     /// The memory belongs to the lane's GPU.
     pub cuda: bool,
-    /// The GPU's worker pushes out of this memory. The engine does not know the region, so `key` is
+    /// The copier pushes out of this memory. The engine does not know the region, so `key` is
     /// unused.
     pub pushed: bool,
+}
+
+/// A registration with what keeps the memory at the copier, if the copier uses it.
+#[derive(Debug)]
+pub struct Held {
+    pub mr: Mr,
+    pub _device: Option<DeviceMemory>,
+}
+
+impl Deref for Held {
+    type Target = Mr;
+
+    fn deref(&self) -> &Mr {
+        &self.mr
+    }
 }
 
 /// The kind of memory that is registered.

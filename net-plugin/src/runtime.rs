@@ -96,7 +96,7 @@ impl Lane {
     /// that thread polls, less and less often while idle. A thread that only stands in for NCCL's
     /// runs while there is none of that.
     pub fn wake(&self) -> Wake {
-        let copies = self.gpu.as_ref().is_some_and(|gpu| gpu.copies());
+        let copies = self.gpu.as_ref().is_some_and(|gpu| gpu.has_copier());
         if copies && self.drive == Drive::Thread { Wake::Polled } else { Wake::Doorbell }
     }
 
@@ -248,7 +248,11 @@ impl Loaded {
 
     /// Opens a GPU other than the first: messages for it arrive as NCCL was told about the first.
     fn another(&self, index: u32) -> Result<Opened> {
-        let opened = Opened::new(index, self.rdma.as_ref(), &self.settings, self.told)?;
+        let mut opened = Opened::new(index, self.rdma.as_ref(), &self.settings, self.told)?;
+        opened.join_copier(&self.settings).map_err(|why| {
+            let text = format!("no other process can copy memory of GPU {index}: {why}; set PUSHGATE_PATH=bounce on all ranks");
+            Failure::new(Code::System, text)
+        })?;
         log::init(&format!("GPU {index}, beside the first: {}", opened.why));
         if opened.rdma.as_ref().map(OverRdma::by_dma_buf) == self.told.map(|told| told.dma_buf) {
             return Ok(opened);
@@ -387,7 +391,7 @@ impl Runtime {
             drive,
             // The engine spins longer before it sleeps where that takes no core from NCCL's threads.
             alone: cores() >= 8,
-            mover: gpu.as_ref().map(|gpu| gpu.mover()),
+            mover: gpu.as_ref().and_then(|gpu| gpu.mover()),
             stall_report,
             ..EngineOptions::default()
         };
@@ -416,12 +420,6 @@ impl Runtime {
         };
         let opened = Host::open(address, tuning).map_err(|e| Failure::new(Code::System, e.to_string()))?;
         Ok(host.insert(opened).clone())
-    }
-
-    /// The GPU of a lane that exists.
-    pub fn gpu(&self, index: u32) -> Option<Arc<Gpu>> {
-        let lanes = self.lanes.lock().unwrap_or_else(|e| e.into_inner());
-        lanes.get(&Some(index))?.first.gpu.clone()
     }
 
     /// Allocates memory for segments, windows and transports.

@@ -232,7 +232,7 @@ impl Sender {
             Meets::Ahead
                 if self.large.is_none()
                     && size <= AHEAD_BYTES as usize
-                    && matches!(path, Path::Inline | Path::Push | Path::Worker) =>
+                    && matches!(path, Path::Inline | Path::Push | Path::Copier) =>
             {
                 AHEAD_BYTES
             }
@@ -241,7 +241,7 @@ impl Sender {
         let record = Record { tag, ..Record::new(Opcode::Send) };
         let record = match path {
             Path::Inline => Record { flags: Record::INLINE, ..record },
-            Path::Push | Path::Worker => record,
+            Path::Push | Path::Copier => record,
             Path::Region { key, offset } => {
                 Record { flags: Record::REGION, place: key, place_offset: offset, ..record }
             }
@@ -259,7 +259,7 @@ impl Sender {
         }
         let slot = match path {
             // SAFETY: the caller's promise.
-            Path::Worker => unsafe {
+            Path::Copier => unsafe {
                 self.pushes.push(
                     end.lane.gpu.as_deref(),
                     &end.pushes,
@@ -272,7 +272,7 @@ impl Sender {
             _ => unsafe { self.producer.post_raw(record, data, size) },
         };
         let Some(slot) = slot else { return Ok(None) };
-        if let Path::Worker = path {
+        if let Path::Copier = path {
             self.share.sent();
         }
         self.receives.take(tag);

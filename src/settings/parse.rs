@@ -10,8 +10,8 @@ use pushgate_proxy::rails::MOST_RAILS;
 use pushgate_proxy::users::{is_list, is_name};
 
 use super::{
-    AutoOr, CqEvents, DeviceChoice, DriveChoice, HugePages, NetLanding, NetPath, ProxyPlace, QpKind, RdmaCm,
-    RingsPlace, TcpIo, Transport, WindowKind, WriteOrder,
+    AutoOr, CopierCpus, CqEvents, DeviceChoice, DriveChoice, HugePages, NetLanding, NetPath, ProxyPlace,
+    QpKind, RdmaCm, RingsPlace, TcpIo, Transport, WindowKind, WriteOrder,
 };
 
 /// A setting's value. Its text makes the same value again.
@@ -82,6 +82,12 @@ macro_rules! display_by_name {
 }
 
 display_by_name! { WindowKind RingsPlace QpKind Transport ProxyPlace NetPath NetLanding CqEvents }
+
+impl Value for CopierCpus {
+    fn text(&self, _unit: &str) -> String {
+        self.to_string()
+    }
+}
 
 impl Value for PathBuf {
     fn text(&self, _unit: &str) -> String {
@@ -223,6 +229,10 @@ pub(super) fn switch(s: &str) -> Option<bool> {
         "false" | "0" => Some(false),
         _ => None,
     }
+}
+
+pub(super) fn copier_cpus(s: &str) -> Option<CopierCpus> {
+    s.parse().ok()
 }
 
 pub(super) fn path(s: &str) -> Option<PathBuf> {

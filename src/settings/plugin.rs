@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn a_program_that_sets_what_is_the_plugins_alone_is_told_so() {
         let mut s = Settings::default();
-        for (name, value) in [("path", "push"), ("net-window-size", "4M"), ("profiler_plugin", "none")] {
+        for (name, value) in [("path", "push"), ("net-window-size", "4M"), ("copier_cpus", "0-3,8")] {
             let e = s.set(name, value).unwrap_err().to_string();
             let key = Key::of(name).unwrap();
             assert!(key.is_plugins() && s.text(key).is_empty());

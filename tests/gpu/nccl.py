@@ -614,13 +614,6 @@ def scenarios(r, gpus, args):
         assert longest > 10, f"nobody waited for the stopped rank: {longest:.1f} s"
         return f"all waited for {longest:.1f} s and went on"
 
-    def profiler():
-        # The program wants no profiler: the plugin needs its own all the same.
-        ours = r.run("training", "pushgate", world)
-        theirs = r.run("training", "pushgate", world, env={"NCCL_PROFILER_PLUGIN": "none"})
-        assert [x["losses"] for x in ours] == [x["losses"] for x in theirs], "other losses"
-        return "NCCL_PROFILER_PLUGIN=none: the same losses"
-
     def bench():
         sizes = [int(s) for s in args.sizes.split(",")] if args.sizes else BENCH
         options = {"sizes": sizes, "runs": args.runs, "graphs": args.graphs}
@@ -673,7 +666,6 @@ def scenarios(r, gpus, args):
         "killed": lambda: ended("killed"),
         "faulty": lambda: ended("faulty"),
         "stopped": stopped,
-        "profiler": profiler,
         "bench": bench,
         "small": small,
     }

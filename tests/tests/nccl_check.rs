@@ -123,7 +123,7 @@ fn every_collective_over_every_transport_is_checked_and_put_in_one_table() {
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     let all = json(&ended);
     assert_eq!((&all["took"]["plugin"], &all["took"]["connections"]), (&true.into(), &2.into()));
-    for (table, version) in [("net", "v12"), ("profiler", "v5"), ("tuner", "v4")] {
+    for (table, version) in [("net", "v12"), ("tuner", "v4")] {
         assert_eq!(all["took"][table]["version"], version);
     }
     assert!(all["took"]["path"].as_str().unwrap().starts_with("path push: "), "{all}");
@@ -145,7 +145,6 @@ fn the_table_stands_below_what_nccl_took() {
     has("# NCCL 2.30.7, driver for CUDA 13.0, 2 ranks on 2 x Stand-in, ");
     has(&format!("# {}/libnccl.so.2 (2.30.7+cuda13.0)", folder().display()));
     has("# plugin: taken, table v12, 2 connections of all ranks go over it");
-    has("# profiler: taken, table v5");
     has("# tuner: taken, table v4");
     has("# all_reduce, out of place");
     has("# broadcast, out of place");
@@ -208,19 +207,16 @@ fn a_plugin_that_nccl_does_not_take_fails_the_check_and_the_others_run() {
 }
 
 #[test]
-fn a_profiler_and_a_tuner_of_others_are_warned_of_and_named_in_what_nccl_took() {
-    let env =
-        [("NCCL_PROFILER_PLUGIN", "/x/inspector.so"), ("NCCL_TUNER_PLUGIN", "none"), ("NCCL_PROTO", "LL")];
+fn a_tuner_of_others_is_warned_of_and_named_in_what_nccl_took() {
+    let env = [("NCCL_TUNER_PLUGIN", "none"), ("NCCL_PROTO", "LL")];
     let ended = check("others", "--collectives all_reduce --transports pushgate", &env);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     for warning in [
-        "pushgate: warning: NCCL_PROFILER_PLUGIN is /x/inspector.so: ",
         "pushgate: warning: NCCL_TUNER_PLUGIN is none: ",
         "pushgate: warning: the environment tells NCCL, for every transport: NCCL_PROTO=LL",
     ] {
         assert!(ended.stderr.lines().any(|line| line.starts_with(warning)), "{warning}\n{}", ended.stderr);
     }
-    assert!(ended.stdout.contains("# profiler: NOT taken: "), "{}", ended.stdout);
     assert!(ended.stdout.contains("# tuner: NOT taken: "), "{}", ended.stdout);
 }
 

@@ -56,7 +56,7 @@ const ORDER: &[(&str, &[&str])] = &[
             "docs/architecture.md",
             "docs/protocol.md",
             "docs/rdma.md",
-            "docs/worker.md",
+            "docs/copier.md",
             "docs/driver.md",
             "docs/pushgate.4.md",
             "docs/pcie-model.md",

@@ -225,7 +225,7 @@ pub const STEPS: &[Step] = &[
         when: When::Default,
         lane: Lane::Beside,
         needs: &[],
-        about: "the shared rings and the copy worker's flags under every interleaving",
+        about: "the shared rings and a copier that falls asleep under every interleaving",
         run: loom,
     },
     Step {

@@ -264,7 +264,7 @@ impl Context {
         let which = Attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS;
         // SAFETY: writes one int about a valid device.
         let code = unsafe { (self.driver.cuDeviceGetAttribute)(&mut able, which, self.device) };
-        code == SUCCESS && able != 0 && self.driver.cuStreamWriteValue64_v2.is_some()
+        code == SUCCESS && able != 0
     }
 
     /// The driver's answer whether an event is over. The context must be current.

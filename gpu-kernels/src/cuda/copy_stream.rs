@@ -33,6 +33,26 @@ pub(crate) struct Store {
     pub value: u64,
 }
 
+/// The most copies of one call ([`CopyStream::group`]).
+const COPIES: usize = 16;
+
+/// Copies to device memory of so many bytes and more may be handed to the driver together. The copy engine makes these; it was seen
+/// to leave batches of copies of 4 KiB to the engine that runs kernels (H100, driver 580).
+const TOGETHER: usize = 32 << 10;
+
+/// A copy between host memory and device memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Copy {
+    /// Where the bytes go.
+    pub dst: u64,
+    /// Where the bytes are.
+    pub src: u64,
+    /// Bytes, at least one.
+    pub length: usize,
+    /// From the device to the host.
+    pub out: bool,
+}
+
 /// A point in a [`CopyStream`].
 pub(crate) struct CopyMark(Event);
 
@@ -140,6 +160,55 @@ impl CopyStream {
         let code = unsafe { copy(&rectangle, self.0.raw.0) };
         context
             .check("cuMemcpy2DAsync", code, || format!("copying 2 x {width} bytes from {src:p} to {dst:#x}"))
+    }
+
+    /// Starts copies, at most [`COPIES`], and after them a store. The copies may be made in any order. No SM takes part, whatever
+    /// their lengths are, but for copies of a single byte to the device.
+    ///
+    /// A copy and its store cost the caller 2.4 us, and copies that are handed over together 1.3 us each (H100, driver 580).
+    ///
+    /// # Safety
+    /// As [`CopyStream::copy`] and [`CopyStream::store`]; host memory is registered.
+    pub(crate) unsafe fn group(&self, copies: &[Copy], store: Store) -> Result<()> {
+        let together = |copy: &&Copy| copy.out || copy.length >= TOGETHER;
+        let batch = self.0.context.driver.cuMemcpyBatchAsync_v2;
+        let many = batch.is_some() && copies.iter().filter(together).count() > 1;
+        if let (Some(batch), true) = (batch, many) {
+            let (mut dst, mut src, mut length, mut count) = ([0; COPIES], [0; COPIES], [0; COPIES], 0);
+            for copy in copies.iter().filter(together) {
+                (dst[count], src[count], length[count]) = (copy.dst, copy.src, copy.length);
+                count += 1;
+            }
+            // SAFETY: a structure of numbers, for which zeros are valid: no hints where the memories are.
+            let mut how: sys::CUmemcpyAttributes_st = unsafe { std::mem::zeroed() };
+            how.srcAccessOrder = sys::CUmemcpySrcAccessOrder_enum::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
+            how.flags = sys::CUmemcpyFlags_enum::CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE as c_uint;
+            let context = &self.0.context;
+            let _current = context.current()?;
+            let (to, from, bytes) = (dst.as_mut_ptr(), src.as_mut_ptr(), length.as_mut_ptr());
+            // SAFETY: `count` addresses and lengths stand in the arrays, with one description for all of them from the first on; the
+            // caller promises the memories.
+            let code = unsafe { batch(to, from, bytes, count, &mut how, &mut 0, 1, self.0.raw.0) };
+            context.check("cuMemcpyBatchAsync", code, || format!("copying {:x?}", &copies))?;
+        }
+        for copy in copies.iter().filter(|copy| !(many && together(copy))) {
+            // SAFETY: the caller's promise.
+            match !copy.out && copy.length < ROWS_BELOW {
+                true => unsafe { self.copy_rows(copy.dst, copy.src as *const u8, copy.length)? },
+                false => unsafe { self.copy(copy.dst, copy.src, copy.length)? },
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.store(&[store]) }
+    }
+
+    /// Waits until everything that was added so far is carried out.
+    pub(crate) fn finish(&self) -> Result<()> {
+        let context = &self.0.context;
+        let _current = context.current()?;
+        // SAFETY: our own stream.
+        let code = unsafe { (context.driver.cuStreamSynchronize)(self.0.raw.0) };
+        context.check("cuStreamSynchronize", code, || "waiting for copies to end".to_owned())
     }
 
     /// Fails if the GPU can't store a word in a stream's order.

@@ -13,10 +13,11 @@ use std::ptr::null;
 use std::sync::OnceLock;
 
 use cudarc::driver::sys::{
-    self, CUDA_KERNEL_NODE_PARAMS, CUDA_MEMCPY2D_st, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr,
-    CUevent, CUflushGPUDirectRDMAWritesScope, CUflushGPUDirectRDMAWritesTarget, CUfunction,
-    CUfunction_attribute, CUgraph, CUgraphEdgeData, CUgraphNode, CUmemRangeHandleType, CUmodule, CUresult,
-    CUstream, CUstreamBatchMemOpParams, CUstreamCaptureMode, CUstreamCaptureStatus,
+    self, CUDA_MEMCPY2D_st, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent,
+    CUflushGPUDirectRDMAWritesScope, CUflushGPUDirectRDMAWritesTarget, CUfunction, CUfunction_attribute,
+    CUipcMemHandle, CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationHandleType,
+    CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemRangeHandleType, CUmemcpyAttributes, CUmodule,
+    CUresult, CUstream, CUstreamBatchMemOpParams, CUstreamCaptureMode, CUuuid,
 };
 use libloading::Library;
 
@@ -154,23 +155,39 @@ driver! {
     // Only for RDMA devices that write into the GPU's memory. A stub of the driver may lack these.
     fn cuMemGetHandleForAddressRange(*mut c_void, CUdeviceptr, usize, CUmemRangeHandleType, c_ulonglong);
     fn cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget, CUflushGPUDirectRDMAWritesScope);
-    // Only for the resident worker.
+    // Only for queues of copies and stores.
     fn cuStreamQuery(CUstream);
-    fn cuStreamIsCapturing(CUstream, *mut CUstreamCaptureStatus);
-    fn cuStreamWriteValue64_v2(CUstream, CUdeviceptr, u64, c_uint);
     fn cuStreamBatchMemOp_v2(CUstream, c_uint, *mut CUstreamBatchMemOpParams, c_uint);
     fn cuThreadExchangeStreamCaptureMode(*mut CUstreamCaptureMode);
-    // Only for the resident worker in graphs; CUDA 12.3 and later.
-    fn cuStreamGetCaptureInfo_v3(
-        CUstream, *mut CUstreamCaptureStatus, *mut u64, *mut CUgraph, *mut *const CUgraphNode,
-        *mut *const CUgraphEdgeData, *mut usize
-    );
-    fn cuGraphAddKernelNode_v2(
-        *mut CUgraphNode, CUgraph, *const CUgraphNode, usize, *const CUDA_KERNEL_NODE_PARAMS
-    );
     // Only for a context beside the primary one.
     fn cuCtxDestroy_v2(CUcontext);
     fn cuMemcpy2DAsync_v2(*const CUDA_MEMCPY2D_st, CUstream);
+    // Only for a copier, and for its clients. The batch needs CUDA 13.
+    fn cuMemcpyBatchAsync_v2(
+        *mut CUdeviceptr, *mut CUdeviceptr, *mut usize, usize, *mut CUmemcpyAttributes, *mut usize, usize, CUstream
+    );
+    fn cuDeviceGetUuid_v2(*mut CUuuid, CUdevice);
+    fn cuMemGetAddressRange_v2(*mut CUdeviceptr, *mut usize, CUdeviceptr);
+    fn cuIpcGetMemHandle(*mut CUipcMemHandle, CUdeviceptr);
+    fn cuIpcOpenMemHandle_v2(*mut CUdeviceptr, CUipcMemHandle, c_uint);
+    fn cuIpcCloseMemHandle(CUdeviceptr);
+    fn cuMemRetainAllocationHandle(*mut CUmemGenericAllocationHandle, *mut c_void);
+    fn cuMemExportToShareableHandle(
+        *mut c_void, CUmemGenericAllocationHandle, CUmemAllocationHandleType, c_ulonglong
+    );
+    fn cuMemImportFromShareableHandle(
+        *mut CUmemGenericAllocationHandle, *mut c_void, CUmemAllocationHandleType
+    );
+    fn cuMemGetAllocationGranularity(
+        *mut usize, *const CUmemAllocationProp, CUmemAllocationGranularity_flags
+    );
+    fn cuMemCreate(*mut CUmemGenericAllocationHandle, usize, *const CUmemAllocationProp, c_ulonglong);
+    fn cuMemRelease(CUmemGenericAllocationHandle);
+    fn cuMemAddressReserve(*mut CUdeviceptr, usize, usize, CUdeviceptr, c_ulonglong);
+    fn cuMemAddressFree(CUdeviceptr, usize);
+    fn cuMemMap(CUdeviceptr, usize, usize, CUmemGenericAllocationHandle, c_ulonglong);
+    fn cuMemUnmap(CUdeviceptr, usize);
+    fn cuMemSetAccess(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
     // Copies between any two memories, and other GPUs' memory.
     fn cuMemcpyAsync(CUdeviceptr, CUdeviceptr, usize, CUstream);
     fn cuStreamWaitEvent(CUstream, CUevent, c_uint);

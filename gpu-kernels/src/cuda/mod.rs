@@ -20,8 +20,8 @@
 //! | `module`, `compile` | kernels that are loaded; compiling them |
 //! | `launch` | starting a kernel, and its end |
 //! | `copy_stream` | copies by the copy engines, and stores behind them |
+//! | `share` | memory that another process has, or gets |
 //! | `executor` | the trait [`crate::Executor`] over all of these |
-//! | `resident` | a resident kernel, which starts and ends by itself |
 
 mod buffer;
 mod compile;
@@ -37,14 +37,14 @@ mod ledger;
 mod module;
 mod peer;
 mod rdma;
-mod resident;
+mod share;
 mod stream;
 #[cfg(test)]
 mod stub;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub(crate) use self::copy_stream::{CopyMark, CopyStream, ROWS_BELOW, STORES, Store};
+pub(crate) use self::copy_stream::{Copy, CopyMark, CopyStream, ROWS_BELOW, STORES, Store};
 pub use self::driver::{CudaInfo, probe};
 pub use self::executor::{CudaExecutor, current_device};
-pub(crate) use self::resident::{Follows, Resident};
+pub(crate) use self::share::{HandedOver, index_of};

@@ -10,7 +10,6 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::second;
 use super::types::{
     CommConfig, DeviceHandle, NetAttr, PTR_CUDA, PTR_HOST, PropsV8, PropsV9, PropsV11, PropsV12, VDevice4,
     VDevice8,
@@ -22,8 +21,7 @@ use crate::handshake::Listener;
 use crate::log::{self, Logger};
 use crate::plugin::{self, Context};
 use crate::props::{self, Properties};
-use crate::registration::{Kind, Mr, Wanted};
-use crate::taken;
+use crate::registration::{Held, Kind, Wanted};
 
 pub(super) type R = c_int;
 /// `ncclProfilerCallback_t`, which is not used.
@@ -126,9 +124,7 @@ unsafe extern "C" fn init_v11(
         unsafe {
             put(ctx, "ctx", std::ptr::null_mut())?;
             let traffic_class = traffic_class(config);
-            taken::interface(11);
             let context = plugin::open(traffic_class, comm_id)?;
-            second::take_the_profilers_place();
             put(ctx, "ctx", hand_out(Some(Box::new(context))))
         }
     })
@@ -136,13 +132,11 @@ unsafe extern "C" fn init_v11(
 
 unsafe extern "C" fn init_v10(logger: Logger, _profiler: ProfilerCallback) -> R {
     log::set_logger(logger);
-    taken::interface(10);
     call("init", plugin::load)
 }
 
 unsafe extern "C" fn init_v9(logger: Logger) -> R {
     log::set_logger(logger);
-    taken::interface(9);
     call("init", plugin::load)
 }
 
@@ -445,7 +439,7 @@ unsafe extern "C" fn dereg_mr(comm: *mut c_void, mr: *mut c_void) -> R {
             return Ok(());
         }
         // SAFETY: a connection of ours, and a registration of ours that is given back once.
-        unsafe { at::<Comm>(comm, "comm")?.deregister(*back::<Mr>(mr, "mhandle")?) }
+        unsafe { at::<Comm>(comm, "comm")?.deregister(*back::<Held>(mr, "mhandle")?) }
     })
 }
 
@@ -469,7 +463,7 @@ unsafe fn isend(
         // SAFETY: the caller's promise.
         unsafe {
             put(to, "request", std::ptr::null_mut())?;
-            let mr = mr.cast::<Mr>().as_ref();
+            let mr = mr.cast::<Held>().as_ref().map(|held| &held.mr);
             let request = at::<Comm>(comm, "sendComm")?.send(data.cast(), size, tag as u32, mr)?;
             put(
                 to,
@@ -512,7 +506,7 @@ unsafe fn irecv(
                     data: *data.add(i) as usize,
                     size: size(i),
                     tag: *tags.add(i) as u32,
-                    mr: (*mrs.add(i)).cast::<Mr>().as_ref(),
+                    mr: (*mrs.add(i)).cast::<Held>().as_ref().map(|held| &held.mr),
                 };
             }
             let request = at::<Comm>(comm, "recvComm")?.receive(&wanted[..count])?;
@@ -623,8 +617,10 @@ unsafe extern "C" fn iflush(
             if count > 0 && (sizes.is_null() || mrs.is_null()) {
                 return Err(null("an array of iflush"));
             }
-            let flushed =
-                (0..count).map(|i| ((*sizes.add(i)).max(0) as usize, (*mrs.add(i)).cast::<Mr>().as_ref()));
+            let flushed = (0..count).map(|i| {
+                let held = (*mrs.add(i)).cast::<Held>().as_ref();
+                ((*sizes.add(i)).max(0) as usize, held.map(|held| &held.mr))
+            });
             let request = at::<Comm>(comm, "recvComm")?.flush(flushed)?;
             put(
                 to,

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use super::tables::{R, call, hot};
 use crate::log::{self, Logger};
 use crate::tuning::{Collective, Protocols};
-use crate::{calls, path, plugin, tuning};
+use crate::{path, plugin, tuning};
 
 /// The protocol `NCCL_PROTO_LL`.
 const LL: usize = 0;
@@ -201,7 +201,6 @@ unsafe extern "C" fn info(
             }
             Protocols::Ll128 | Protocols::WithoutLl => shun_ll(costs, protocols),
         }
-        calls::answered(known.ll_on_host && free && takes_ll(costs, protocols));
         if choice.channels > 0 && !channels.is_null() {
             // SAFETY: NCCL gives a place that can be written.
             unsafe { *channels = choice.channels };
@@ -250,15 +249,6 @@ fn take_ll128(costs: &mut [f32], protocols: usize) {
     }
 }
 
-/// Whether LL is the choice that NCCL makes from a table of costs, the least of those that are not out.
-fn takes_ll(costs: &[f32], protocols: usize) -> bool {
-    let least = |ll: bool| {
-        let of = costs.iter().enumerate().filter(|(at, _)| (at % protocols == LL) == ll);
-        of.map(|(_, cost)| *cost).filter(|cost| *cost >= 0.0).fold(f32::INFINITY, f32::min)
-    };
-    least(true) < least(false)
-}
-
 /// Whether the user chose algorithm or protocol. NCCL marks what the user excluded as it marks what is impossible.
 ///
 /// Read once: NCCL has put its configuration file's variables into the environment by then, and reads its variables once too.
@@ -289,6 +279,15 @@ pub static ncclTunerPlugin_v6: TunerV6 = TunerV6 { v5: V5, chunk: std::ptr::null
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Whether LL is the choice that NCCL makes from a table of costs, the least of those that are not out.
+    fn takes_ll(costs: &[f32], protocols: usize) -> bool {
+        let least = |ll: bool| {
+            let of = costs.iter().enumerate().filter(|(at, _)| (at % protocols == LL) == ll);
+            of.map(|(_, cost)| *cost).filter(|cost| *cost >= 0.0).fold(f32::INFINITY, f32::min)
+        };
+        least(true) < least(false)
+    }
 
     #[test]
     fn ll_is_the_last_choice_and_what_is_out_stays_out() {

@@ -3,8 +3,6 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use crate::log::Logger;
-
 /// The memory type `NCCL_PTR_HOST`.
 pub const PTR_HOST: c_int = 1;
 /// The memory type `NCCL_PTR_CUDA`.
@@ -196,81 +194,4 @@ pub struct RmaProperties {
 const _: () = {
     use std::mem::size_of;
     assert!(size_of::<RmaConfig>() == 12 && size_of::<GinConfig>() == 20 && size_of::<RmaProperties>() == 1);
-};
-
-// ------------------------------------------------------------------- profiler
-
-/// The event type `ncclProfileGroupApi`: a group of calls, from its first call to behind the launches of its kernels.
-pub const GROUP_API: u64 = 1 << 8;
-/// The event type `ncclProfileCollApi`: the call of a collective, before the launch of its kernel.
-pub const COLL_API: u64 = 1 << 9;
-/// The event type `ncclProfileP2pApi`: the call of a send or receive.
-pub const P2P_API: u64 = 1 << 10;
-/// The event type `ncclProfileKernelLaunch`.
-pub const KERNEL_LAUNCH: u64 = 1 << 11;
-
-/// The part of `ncclProfilerEventDescr_v5_t` and `_v6_t` that all events fill in.
-#[repr(C)]
-pub struct ProfilerEvent {
-    /// The event's type, one bit.
-    pub kind: u64,
-    parent: *mut c_void,
-    rank: c_int,
-}
-
-/// A kernel launch: an event and its member of the union.
-#[repr(C)]
-pub struct LaunchEvent {
-    event: ProfilerEvent,
-    /// The stream of the launch.
-    pub stream: *mut c_void,
-}
-
-/// The call of a collective: an event and its member of the union.
-#[repr(C)]
-pub struct CallEvent {
-    event: ProfilerEvent,
-    /// The collective's name, as `Broadcast`.
-    pub func: *const c_char,
-    count: usize,
-    datatype: *const c_char,
-    root: c_int,
-    /// The stream of the call.
-    pub stream: *mut c_void,
-}
-
-/// The tables `ncclProfiler_v5_t` and `ncclProfiler_v6_t`, which differ in the events.
-#[repr(C)]
-pub struct ProfilerTable {
-    /// The profiler's name, a string.
-    pub name: *const c_char,
-    /// Begins the use for a communicator: place of the context, the communicator's number, mask of the events that are
-    /// wanted, the communicator's name, nodes, ranks, rank, NCCL's log.
-    pub init: unsafe extern "C" fn(
-        *mut *mut c_void,
-        u64,
-        *mut c_int,
-        *const c_char,
-        c_int,
-        c_int,
-        c_int,
-        Logger,
-    ) -> c_int,
-    /// Begins an event: context, place of the handle, event.
-    pub start: unsafe extern "C" fn(*mut c_void, *mut *mut c_void, *const c_void) -> c_int,
-    /// Ends an event, by its handle.
-    pub stop: unsafe extern "C" fn(*mut c_void) -> c_int,
-    /// Records a state of an event: handle, state, arguments.
-    pub record: unsafe extern "C" fn(*mut c_void, c_int, *const c_void) -> c_int,
-    /// Ends the use for a communicator, by its context.
-    pub finalize: unsafe extern "C" fn(*mut c_void) -> c_int,
-}
-
-// SAFETY: a constant table, which is never written.
-unsafe impl Sync for ProfilerTable {}
-
-const _: () = {
-    use std::mem::{offset_of as at, size_of};
-    assert!(size_of::<ProfilerTable>() == 48);
-    assert!(at!(LaunchEvent, stream) == 24 && at!(CallEvent, func) == 24 && at!(CallEvent, stream) == 56);
 };

@@ -51,7 +51,6 @@ fn matters(subcommand: &str, key: &Key) -> bool {
         "probe" => key.group == Group::Device,
         "ranks" => key.group == Group::Ranks || ["qp", "timeout", "recover"].contains(&key.name),
         "nccl-check" => matches!(key.group, Group::Nccl | Group::Rdma) || NCCL.contains(&key.name),
-        "worker" => matches!(key.group, Group::Device | Group::Waits),
         "rdma" => matches!(key.group, Group::Rdma | Group::Waits) && key.name != "cq_events",
         "tcp" => {
             matches!(key.group, Group::Tcp | Group::Waits)

@@ -14,7 +14,6 @@ mod fair;
 pub(crate) mod forked;
 mod mixed;
 pub mod pair;
-mod profiling;
 mod recovering;
 pub mod scenario;
 pub mod speed;

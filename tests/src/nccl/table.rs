@@ -44,13 +44,10 @@ pub fn is_gpu_memory() -> bool {
     std::env::var_os("NCCL_CALLER_MEMORY").is_some_and(|kind| kind == "cuda")
 }
 
-/// The warnings logged so far, but for the one that the plugin's profiler is not used, which is right: most scenarios use
-/// none.
+/// The warnings logged so far.
 pub fn warnings() -> Vec<String> {
     let log = LOG.lock().unwrap();
-    let told =
-        log.iter().filter(|(level, text)| *level == 2 && !text.contains("does not tell this plugin of"));
-    told.map(|(_, text)| text.clone()).collect()
+    log.iter().filter(|(level, _)| *level == 2).map(|(_, text)| text.clone()).collect()
 }
 
 unsafe extern "C" {
@@ -98,67 +95,6 @@ pub(crate) type Logger = unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_i
 pub(crate) fn log() -> Logger {
     // SAFETY: `logger` says why it can be called like that.
     unsafe { std::mem::transmute::<*const c_void, Logger>(logger as *const c_void) }
-}
-
-/// A function of a profiler's table: in NCCL's headers a name comes first, then five functions.
-macro_rules! profile {
-    ($profiling:expr, $at:literal, fn($($argument:ty),*)) => {
-        std::mem::transmute::<*const c_void, unsafe extern "C" fn($($argument),*) -> c_int>(*$profiling.table.add($at))
-    };
-}
-
-/// The plugin's profiler in use for a communicator.
-pub struct Profiling<'a> {
-    table: *const *const c_void,
-    context: Ptr,
-    /// The events that the profiler asks for.
-    pub mask: c_int,
-    _plugin: &'a Plugin,
-}
-
-impl Profiling<'_> {
-    /// Begins an event of a kind, of which nothing but the stream is told.
-    pub fn start(&self, kind: u64, stream: u64) -> Ptr {
-        let mut event = [0u64; 32];
-        (event[0], event[3]) = (kind, stream);
-        self.started(&event).expect("startEvent")
-    }
-
-    /// Begins the event of a collective's call: its name, the handle of the group, the stream.
-    pub fn call(&self, func: &CStr, group: Ptr, stream: u64) -> Result<Ptr> {
-        let mut event = [0u64; 32];
-        (event[0], event[1], event[3], event[7]) = (1 << 9, group as u64, func.as_ptr() as u64, stream);
-        self.started(&event)
-    }
-
-    fn started(&self, event: &[u64; 32]) -> Result<Ptr> {
-        let mut handle = std::ptr::dangling_mut();
-        // SAFETY: an event larger than any of NCCL's, and a place of ours.
-        let code = unsafe {
-            profile!(self, 2, fn(Ptr, *mut Ptr, *const u64))(self.context, &mut handle, event.as_ptr())
-        };
-        check("startEvent", code).map(|()| handle)
-    }
-
-    /// Records a state of an event.
-    pub fn record(&self, handle: Ptr, state: c_int) {
-        // SAFETY: a handle of `start`.
-        let code =
-            unsafe { profile!(self, 4, fn(Ptr, c_int, *const u64))(handle, state, [0u64; 8].as_ptr()) };
-        assert_eq!(code, 0, "recordEventState");
-    }
-
-    /// Ends an event.
-    pub fn stop(&self, handle: Ptr) {
-        // SAFETY: a handle of `start`, which is not used again.
-        assert_eq!(unsafe { profile!(self, 3, fn(Ptr))(handle) }, 0, "stopEvent");
-    }
-
-    /// Ends the use.
-    pub fn finalize(self) {
-        // SAFETY: the context of `init`, which is not used again.
-        assert_eq!(unsafe { profile!(self, 5, fn(Ptr))(self.context) }, 0, "finalize");
-    }
 }
 
 /// Stands in for `ncclProfilerCallback_t` and does nothing.
@@ -314,66 +250,6 @@ impl Plugin {
         check("init", code)?;
         *users += 1;
         Ok(ctx)
-    }
-
-    /// Begins to use the plugin's profiler of a version, as NCCL does between init and the first connection.
-    pub fn profile(&self, version: u32) -> std::result::Result<Profiling<'_>, String> {
-        let symbol = format!("ncclProfiler_v{version}");
-        // SAFETY: a data symbol, of which only the address is taken.
-        let table = unsafe { self._library.get::<*const c_void>(symbol.as_bytes()) };
-        let table = table.map_err(|e| format!("{symbol}: {e}"))?;
-        // SAFETY: a symbol of the library, which stays loaded as long as `self`.
-        let table = unsafe { table.into_raw() }.as_raw_ptr() as *const *const c_void;
-        let mut profiling = Profiling { table, context: std::ptr::null_mut(), mask: 0, _plugin: self };
-        let (to, mask) = (&raw mut profiling.context, &raw mut profiling.mask);
-        // SAFETY: the places are ours.
-        match unsafe {
-            profile!(profiling, 1, fn(*mut Ptr, u64, *mut c_int, *const c_char, c_int, c_int, c_int, Logger))(
-                to,
-                7,
-                mask,
-                c"test".as_ptr(),
-                2,
-                2,
-                0,
-                log(),
-            )
-        } {
-            0 => Ok(profiling),
-            code => Err(format!("the profiler's init answered {code}")),
-        }
-    }
-
-    /// Asks the tuner of v5 about a collective of `bytes` between two nodes, with the costs of the protocols LL, LL128 and Simple
-    /// on tree and ring. Returns the costs as the tuner leaves them.
-    pub fn tune(&self, bytes: usize, mut costs: [f32; 6]) -> [f32; 6] {
-        // SAFETY: a data symbol, of which only the address is taken; the library stays loaded as long as `self`.
-        let table = unsafe { self._library.get::<*const c_void>(b"ncclTunerPlugin_v5") }.expect("a tuner");
-        // SAFETY: as above.
-        let table = unsafe { table.into_raw() }.as_raw_ptr() as *const *const c_void;
-        type Init = unsafe extern "C" fn(*mut Ptr, u64, usize, usize, Logger, Ptr, Ptr) -> c_int;
-        type Info = unsafe extern "C" fn(
-            Ptr,
-            c_int,
-            usize,
-            c_int,
-            *mut f32,
-            c_int,
-            c_int,
-            c_int,
-            *mut c_int,
-        ) -> c_int;
-        let (mut context, mut channels, null) = (std::ptr::null_mut(), 0, std::ptr::null_mut());
-        // SAFETY: the table's second and third places hold these functions; all places given are ours.
-        unsafe {
-            let init: Init = std::mem::transmute(*table.add(1));
-            let info: Info = std::mem::transmute(*table.add(2));
-            let end: unsafe extern "C" fn(Ptr) -> c_int = std::mem::transmute(*table.add(3));
-            assert_eq!(init(&mut context, 7, 2, 2, log(), null, null), 0);
-            assert_eq!(info(context, 4, bytes, 1, costs.as_mut_ptr(), 2, 3, 0, &mut channels), 0);
-            assert_eq!(end(context), 0);
-        }
-        costs
     }
 
     /// Calls finalize; does nothing before v11.

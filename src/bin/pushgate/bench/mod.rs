@@ -11,7 +11,6 @@ mod push;
 mod rate;
 mod rdma;
 mod tcp;
-mod worker;
 
 use std::time::Duration;
 
@@ -123,25 +122,16 @@ pub fn command(settings: impl Fn(Command) -> Command) -> Command {
                     .help("Address of this host that both ends use"),
             ),
         )
-        .subcommand(
-            bench(
-                "worker",
-                "The resident worker's copies, each way and both; ceiling: the same loops without commands",
-                "128K,512K,4M",
-            )
-            .arg(number("blocks", "Blocks that copy from the host, and half as many to it [default: 16 and 8 on a GPU, 1 and 1 on the CPU]"))
-            .arg(number("threads", "Threads of a block [default: 544 on a GPU, 1 on the CPU]"))
-            .arg(number("slice", "Bytes of a copy that one block takes [default: 32768; 65536 from the host if the copy is longer than 256 KiB]")),
-        )
         .subcommand(bench("idle", "What an idle engine costs, and adds to the message that ends it", ""))
         .subcommand(
-            bench("peers", "What a process holds, and what a message costs, by the number of its peers", "").arg(
-                Arg::new("peers")
-                    .long("peers")
-                    .value_name("N,...")
-                    .default_value("1,4,16,64,256,1024")
-                    .help("Numbers of peers; the ratio is to the first of them"),
-            ),
+            bench("peers", "What a process holds, and what a message costs, by the number of its peers", "")
+                .arg(
+                    Arg::new("peers")
+                        .long("peers")
+                        .value_name("N,...")
+                        .default_value("1,4,16,64,256,1024")
+                        .help("Numbers of peers; the ratio is to the first of them"),
+                ),
         )
         .subcommand(bench("gate", "Staging ring and gate alone, on one core", ""))
         .subcommands(osu::commands(&settings))
@@ -156,7 +146,6 @@ pub struct Bench {
     pub bytes: Vec<u64>,
     pub blocks: Option<u32>,
     pub threads: Option<u32>,
-    pub slice: Option<u32>,
 }
 
 /// Runs a bench. `settings` gets what the queue pairs are, where the bench decides that.
@@ -204,7 +193,6 @@ pub fn run(
         bytes,
         blocks: number("blocks", 4096)?,
         threads: number("threads", 1024)?,
-        slice: number("slice", 1 << 30)?,
     };
     match name {
         "push" => push::run(&bench),
@@ -212,7 +200,6 @@ pub fn run(
         "rate" => rate::run(&bench),
         "local" => local::run(&bench),
         "idle" => idle::run(&bench),
-        "worker" => worker::run(&bench),
         "peers" => {
             let list = m.get_one::<String>("peers").expect("has a default");
             let number = |v: &str| v.parse().ok().filter(|n| (1..=peers::MOST.into()).contains(n));

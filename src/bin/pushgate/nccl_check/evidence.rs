@@ -1,4 +1,4 @@
-//! What NCCL did, by its own log: whether it took the plugin, the plugin's profiler and its tuner, over what its
+//! What NCCL did, by its own log: whether it took the plugin and the plugin's tuner, over what its
 //! connections go, and what it said last.
 //!
 //! The lines are those of NCCL 2.20 to 2.30 (src/plugin and src/transport of its source) and, behind `NET/pushgate:`,
@@ -41,7 +41,6 @@ pub struct Evidence {
     /// `2.30.7+cuda13.0`.
     pub nccl: Option<String>,
     pub net: Option<Table>,
-    pub profiler: Option<Table>,
     pub tuner: Option<Table>,
     /// Connections by what carries them: `NET/pushgate`, `SHM`, `P2P`.
     pub via: BTreeMap<String, u32>,
@@ -90,8 +89,6 @@ impl Evidence {
             self.nccl = Some(rest.to_owned());
         } else if let Some(rest) = after("NET/Plugin: Loaded net plugin ") {
             self.net = Some(Table::of(rest));
-        } else if let Some(rest) = after("PROFILER/Plugin: Loaded ").or(after("PROFILER/Plugin: loaded ")) {
-            self.profiler = Some(Table::of(rest));
         } else if let Some(rest) = after("TUNER/Plugin: Using ") {
             let rest = rest.strip_prefix("tuner plugin ").unwrap_or(rest);
             // "Using internal tuner plugin."
@@ -130,7 +127,6 @@ pub struct Verdict {
     /// Every rank's connections go over the plugin.
     pub plugin: bool,
     pub net: Option<Table>,
-    pub profiler: Option<Table>,
     pub tuner: Option<Table>,
     /// Connections of all ranks over the plugin.
     pub connections: u32,
@@ -157,7 +153,6 @@ impl Verdict {
         Self {
             plugin: !ranks.is_empty() && ranks.iter().all(Evidence::is_over_the_plugin),
             net: table(|r| r.net.as_ref()),
-            profiler: table(|r| r.profiler.as_ref()),
             tuner: table(|r| r.tuner.as_ref()),
             connections: ranks.iter().filter_map(|r| r.via.get(&ours)).sum(),
             others,
@@ -165,7 +160,7 @@ impl Verdict {
         }
     }
 
-    /// Sentences: the plugin, the profiler, the tuner, the path.
+    /// Sentences: the plugin, the tuner, the path.
     pub fn sentences(&self) -> Vec<String> {
         let version = |t: &Table| t.version.as_ref().map_or(String::new(), |v| format!(", table {v}"));
         let part = |what: &str, table: &Option<Table>, cost: &str| match table {
@@ -190,12 +185,6 @@ impl Verdict {
         };
         let mut said = vec![
             plugin,
-            part(
-                "profiler",
-                &self.profiler,
-                "the GPU's worker starts only when a message comes, so small messages take longer, and a program that \
-                 fills its launch queue can stop (docs/nccl.md)",
-            ),
             part(
                 "tuner",
                 &self.tuner,
@@ -222,7 +211,6 @@ host:4711:4720 [0] NCCL INFO Initialized NET plugin pushgate
 host:4711:4720 [0] NCCL INFO Assigned NET plugin pushgate to comm
 host:4711:4720 [0] NCCL INFO Using network pushgate
 host:4711:4720 [0] NCCL INFO PROFILER/Plugin: Could not find: libnccl-profiler.so
-host:4711:4720 [0] NCCL INFO PROFILER/Plugin: Loaded pushgate (v5)
 host:4711:4720 [0] NCCL INFO TUNER/Plugin: Could not find: libnccl-tuner.so
 host:4711:4720 [0] NCCL INFO TUNER/Plugin: Using pushgate (v4)
 host:4711:4722 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/pushgate/0
@@ -237,34 +225,27 @@ host:4711:4722 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[0] [send] via NET/pushgate
     fn a_log_of_a_rank_over_the_plugin_is_read() {
         let e = Evidence::of(TAKEN);
         assert_eq!(e.nccl.as_deref(), Some("2.30.7+cuda13.0"));
-        assert_eq!((e.net.clone(), e.profiler.clone(), e.tuner.clone()), {
-            let ours = |v| table("pushgate", v);
-            (ours("v12"), ours("v5"), ours("v4"))
-        });
+        assert_eq!((e.net.clone(), e.tuner.clone()), (table("pushgate", "v12"), table("pushgate", "v4")));
         assert_eq!(e.via, BTreeMap::from([("NET/pushgate".into(), 2)]));
         assert!(e.is_over_the_plugin() && e.warnings.is_empty() && e.refused.is_empty());
         let v = Verdict::of(&[e.clone(), e]);
         assert!(v.plugin && v.connections == 4 && v.others.is_empty(), "{v:?}");
         let said = v.sentences();
         assert_eq!(said[0], "plugin: taken, table v12, 4 connections of all ranks go over it");
-        assert_eq!(said[1..3], ["profiler: taken, table v5", "tuner: taken, table v4"]);
-        assert!(said[3].starts_with("path push: the GPU pushes"), "{said:?}");
+        assert_eq!(said[1], "tuner: taken, table v4");
+        assert!(said[2].starts_with("path push: the GPU pushes"), "{said:?}");
     }
 
     #[test]
     fn older_releases_words_are_read_too() {
         let e = Evidence::of(
-            "h:1:2 [1] NCCL INFO PROFILER/Plugin: loaded pushgate\n\
-             h:1:2 [1] NCCL INFO TUNER/Plugin: Using tuner plugin pushgate\n\
+            "h:1:2 [1] NCCL INFO TUNER/Plugin: Using tuner plugin pushgate\n\
              h:1:2 [1] NCCL INFO NET/Plugin: Loaded net plugin pushgate (v10)\n",
         );
         let ours = Some(Table { name: "pushgate".into(), version: None });
-        assert_eq!((e.profiler, e.tuner, e.net), (ours.clone(), ours, table("pushgate", "v10")));
-        let e = Evidence::of(
-            "h:1:2 [1] NCCL INFO TUNER/Plugin: Using internal tuner plugin.\n\
-             h:1:2 [1] NCCL INFO PROFILER/Plugin: loaded ncclProfiler_v2.\n",
-        );
-        assert_eq!((e.tuner, e.profiler.unwrap().name.as_str()), (None, "ncclProfiler_v2"));
+        assert_eq!((e.tuner, e.net), (ours, table("pushgate", "v10")));
+        let e = Evidence::of("h:1:2 [1] NCCL INFO TUNER/Plugin: Using internal tuner plugin.\n");
+        assert_eq!(e.tuner, None);
     }
 
     #[test]
@@ -287,18 +268,13 @@ host:4711:4722 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[0] [send] via NET/pushgate
     }
 
     #[test]
-    fn a_profiler_or_tuner_of_others_is_named_with_what_that_costs() {
-        let log = TAKEN
-            .replace("Loaded pushgate (v5)", "Loaded Inspector (v5)")
-            .replace("TUNER/Plugin: Using pushgate (v4)", "External tuner plugin /t.so is unsupported");
+    fn a_tuner_of_others_is_named_with_what_that_costs() {
+        let log =
+            TAKEN.replace("TUNER/Plugin: Using pushgate (v4)", "External tuner plugin /t.so is unsupported");
         let e = Evidence::of(&log);
         assert_eq!(e.refused, ["External tuner plugin /t.so is unsupported"]);
         let said = Verdict::of(&[e, Evidence::of(TAKEN)]).sentences();
-        assert!(
-            said[1].starts_with("profiler: NOT taken, NCCL has taken `Inspector`: the GPU's worker"),
-            "{said:?}"
-        );
-        assert!(said[2].starts_with("tuner: NOT taken: NCCL chooses protocols"), "{said:?}");
+        assert!(said[1].starts_with("tuner: NOT taken: NCCL chooses protocols"), "{said:?}");
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! `pushgate nccl-check`: collectives of NCCL over the plugin and over NCCL's own transports, by turns; whether NCCL
-//! really took the plugin, its profiler and its tuner; and what spoils them.
+//! really took the plugin and its tuner; and what spoils them.
 //!
 //! Plain NCCL by its C API, a process for each rank, a table in the form of nccl-tests.
 
@@ -184,7 +184,6 @@ impl Run {
             cores,
             ranks,
             gpus: found.gpus,
-            driver: found.driver,
             nccl: found.nccl_version,
             plugin: &found.plugin,
             variables: std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect(),

@@ -14,8 +14,6 @@ pub struct Situation<'a> {
     pub cores: usize,
     pub ranks: u32,
     pub gpus: u32,
-    /// The CUDA version of the driver.
-    pub driver: (u32, u32),
     /// NCCL's version.
     pub nccl: (u32, u32, u32),
     pub plugin: &'a Path,
@@ -48,54 +46,24 @@ impl Situation<'_> {
                 self.cores, self.ranks
             ));
         }
-        if self.driver < (12, 3) {
-            said.push(format!(
-                "the driver is for CUDA {}.{}: in CUDA graphs the plugin's worker comes only with a driver for 12.3 or \
-                 later",
-                self.driver.0, self.driver.1
-            ));
-        }
         let (major, minor, patch) = self.nccl;
         if (major, minor) < (2, 20) {
             said.push(format!(
                 "NCCL is {major}.{minor}.{patch}: it looks for no table that the plugin has (v8 to v12); take 2.20 or \
-                 later, best 2.28 or later"
+                 later"
             ));
-        } else if (major, minor) < (2, 28) {
+        }
+        if let Some(value) = self.variable("NCCL_TUNER_PLUGIN")
+            && !is_the_plugin(value, self.plugin)
+        {
             said.push(format!(
-                "NCCL is {major}.{minor}.{patch}: only 2.28 and later tell the plugin when a kernel is launched, so small \
-                 messages take longer before"
+                "NCCL_TUNER_PLUGIN is {value}: NCCL does not take the plugin's tuner, which keeps LL from large messages; unset \
+                 the variable"
             ));
-        }
-        if self.variable("CUDA_LAUNCH_BLOCKING").is_some_and(|value| value != "0") {
-            said.push(
-                "CUDA_LAUNCH_BLOCKING is set: no launch returns before its kernel has ended, so the plugin refuses GPU \
-                 memory; unset the variable, or set PUSHGATE_PATH=bounce"
-                    .into(),
-            );
-        }
-        if self.variable("CUDA_DEVICE_MAX_CONNECTIONS") == Some("1") {
-            said.push(
-                "CUDA_DEVICE_MAX_CONNECTIONS is 1: with one hardware queue the plugin's worker may stand behind the \
-                 program's kernels; keep the default of 8 where NCCL does not take the plugin's profiler"
-                    .into(),
-            );
-        }
-        for (name, what) in [
-            ("NCCL_PROFILER_PLUGIN", "profiler, which tells its worker when a kernel is launched"),
-            ("NCCL_TUNER_PLUGIN", "tuner, which keeps LL from large messages"),
-        ] {
-            if let Some(value) = self.variable(name)
-                && !is_the_plugin(value, self.plugin)
-            {
-                said.push(format!(
-                    "{name} is {value}: NCCL does not take the plugin's {what}; unset the variable"
-                ));
-            }
         }
         let others: Vec<String> = (self.variables.iter())
             .filter(|(name, _)| name.starts_with("NCCL_") && !transport::is_ours(name))
-            .filter(|(name, _)| !["NCCL_PROFILER_PLUGIN", "NCCL_TUNER_PLUGIN"].contains(&name.as_str()))
+            .filter(|(name, _)| name != "NCCL_TUNER_PLUGIN")
             .map(|(name, value)| format!("{name}={value}"))
             .collect();
         if !others.is_empty() {
@@ -119,7 +87,6 @@ mod tests {
             cores: 8,
             ranks: 2,
             gpus: 2,
-            driver: (13, 0),
             nccl: (2, 30, 7),
             plugin: Path::new("/x/libnccl-net-pushgate.so"),
             variables: vec![("HOME".into(), "/root".into()), ("NCCL_NET".into(), "IB".into())],
@@ -144,10 +111,8 @@ mod tests {
     fn nothing_is_said_where_nothing_spoils_it() {
         assert_eq!(good().warnings(), Vec::<String>::new());
         for (name, value) in [
-            ("CUDA_LAUNCH_BLOCKING", "0"),
-            ("CUDA_LAUNCH_BLOCKING", ""),
-            ("CUDA_DEVICE_MAX_CONNECTIONS", "8"),
-            ("NCCL_PROFILER_PLUGIN", "pushgate"),
+            ("CUDA_LAUNCH_BLOCKING", "1"),
+            ("CUDA_DEVICE_MAX_CONNECTIONS", "1"),
             ("NCCL_TUNER_PLUGIN", "/x/libnccl-net-pushgate.so"),
             ("NCCL_TUNER_PLUGIN", "libnccl-net-pushgate.so"),
             // This program sets these itself.
@@ -166,17 +131,7 @@ mod tests {
             warning(|s| s.cores = 3).starts_with("this process may use 3 of the host's cores, for 2 ranks")
         );
         assert!(warning(|s| s.gpus = 1).starts_with("2 ranks share one GPU: their kernels take turns"));
-        assert!(warning(|s| s.driver = (12, 2)).starts_with("the driver is for CUDA 12.2: in CUDA graphs"));
-        assert!(warning(|s| s.nccl = (2, 27, 7)).starts_with("NCCL is 2.27.7: only 2.28 and later"));
         assert!(warning(|s| s.nccl = (2, 19, 3)).starts_with("NCCL is 2.19.3: it looks for no table"));
-        assert!(with("CUDA_LAUNCH_BLOCKING", "1").contains("PUSHGATE_PATH=bounce"));
-        assert!(with("CUDA_DEVICE_MAX_CONNECTIONS", "1").starts_with("CUDA_DEVICE_MAX_CONNECTIONS is 1"));
-        let profiler = with("NCCL_PROFILER_PLUGIN", "/opt/libnccl-profiler-inspector.so");
-        assert!(
-            profiler.starts_with(
-                "NCCL_PROFILER_PLUGIN is /opt/libnccl-profiler-inspector.so: NCCL does not take"
-            )
-        );
         assert!(
             with("NCCL_TUNER_PLUGIN", "none").starts_with("NCCL_TUNER_PLUGIN is none: NCCL does not take")
         );

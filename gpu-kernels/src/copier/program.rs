@@ -1,0 +1,73 @@
+//! The program that a client starts to have a copier ([`super::Program`]).
+
+use std::ffi::OsString;
+use std::io::Write as _;
+use std::process::exit;
+
+use rustix::stdio::dup2_stdout;
+
+use super::serve::{ServeOptions, serve};
+use super::start::READY;
+
+// std links the C library anyway; rustix has neither.
+unsafe extern "C" {
+    fn fork() -> i32;
+    fn close_range(first: u32, last: u32, flags: i32) -> i32;
+    fn signal(number: i32, handler: usize) -> usize;
+}
+
+/// `SIGPIPE`, and the handler that ignores a signal.
+const SIGPIPE: i32 = 13;
+const SIG_IGN: usize = 1;
+
+/// Runs a copier in the background: serves the GPU that the arguments `--gpu GPU --cpus CORES` name, and tells by standard output that
+/// it does, or why not. The calling process must have one thread; it ends at once, and a child of it serves.
+pub fn background(arguments: impl Iterator<Item = OsString>) -> ! {
+    // SAFETY: closes descriptors that this program has opened none of: the client's, which its program did not mean for us.
+    unsafe { close_range(3, u32::MAX, 0) };
+    // A client that has gone is seen by an error.
+    // SAFETY: installs no function.
+    unsafe { signal(SIGPIPE, SIG_IGN) };
+    // SAFETY: one thread; the child goes on as the parent would.
+    match unsafe { fork() } {
+        0 => {}
+        -1 => {
+            println!("fork: {}", std::io::Error::last_os_error());
+            exit(1);
+        }
+        _ => exit(0),
+    }
+    // A signal for the client's terminal or process group is not for the copier, which ends when its last client has gone.
+    let _ = rustix::process::setsid();
+    let _ = rustix::thread::set_name(c"pushgate-copier");
+    let done =
+        options(arguments).and_then(|options| serve(&options, &mut |who| say(&format!("{READY}{who}"))));
+    if let Err(why) = done {
+        say(&why);
+        exit(1);
+    }
+    exit(0)
+}
+
+fn options(arguments: impl Iterator<Item = OsString>) -> Result<ServeOptions, String> {
+    let mut options = ServeOptions { gpu: String::new(), cpus: Default::default(), stay: false };
+    let mut arguments = arguments.map(|argument| argument.to_string_lossy().into_owned());
+    while let Some(name) = arguments.next() {
+        let value = arguments.next().ok_or_else(|| format!("{name} has no value"))?;
+        match name.as_str() {
+            "--gpu" => options.gpu = value,
+            "--cpus" => options.cpus = value.parse().map_err(|e| format!("--cpus {value}: {e}"))?,
+            _ => return Err(format!("unknown argument {name}; known: --gpu, --cpus")),
+        }
+    }
+    Ok(options)
+}
+
+/// Writes the one sentence to standard output, and gives the output back: the client reads to its end.
+fn say(text: &str) {
+    // After the first sentence this is /dev/null.
+    let _ = writeln!(std::io::stdout(), "{text}");
+    if let Ok(null) = std::fs::OpenOptions::new().write(true).open("/dev/null") {
+        let _ = dup2_stdout(null);
+    }
+}
