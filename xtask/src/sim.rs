@@ -20,6 +20,12 @@ pub const TESTS: &[&str] = &[
     "test", "--package", "pushgate-proxy", "--package", "pushgate-tests", "--features", "pushgate-proxy/sim", "--test", "sim",
 ];
 
+/// Cargo's arguments for the simulator's unit tests.
+#[rustfmt::skip]
+pub const UNIT_TESTS: &[&str] = &[
+    "test", "--package", "pushgate-proxy", "--package", "pushgate-tests", "--features", "pushgate-proxy/sim", "--lib", "sim::",
+];
+
 /// Builds the simulator's tests and the command, and returns where the command is.
 pub fn build_with_tests(paths: &Paths, guard: Guard) -> Result<PathBuf> {
     build(paths, &[TESTS, &["--no-run"]].concat(), guard)

@@ -574,6 +574,7 @@ fn simulate(bench: &mut Bench) -> Result<Outcome> {
     let cores = thread::available_parallelism().map_or(1, NonZero::get);
     command.args(["--cpu-minutes", &(SIM_MINUTES * cores).to_string()]);
     process::run(command, bench.guard)?;
+    bench.cargo(&[sim::UNIT_TESTS, &["--release"]].concat())?;
     bench.cargo(&[sim::TESTS, &["--release"]].concat())
 }
 

@@ -514,17 +514,14 @@ impl<'a> Cluster<'a> {
         self.posted += (did == program::Did::Posted) as u64;
         self.next[actor] = now + p.pause(did);
         let node = q.nodes[end];
-        match did {
-            program::Did::Nothing => {
-                self.look_whether_finished(qp);
-                return Ok(());
-            }
-            program::Did::Woke | program::Did::Padded
-                if self.nodes[node].is_asleep() && self.nodes[node].hears() =>
-            {
-                self.rouse(node);
-            }
-            _ => {}
+        if did == program::Did::Nothing {
+            self.look_whether_finished(qp);
+            return Ok(());
+        }
+        // Not only `Did::Woke`: a reservation that gives the window's end back publishes a NOP and rings for it, and the
+        // program may have the WQE of its own message yet to store.
+        if self.nodes[node].is_asleep() && self.nodes[node].hears() {
+            self.rouse(node);
         }
         self.progressed = now;
         self.must_sleep_well(node, None)
@@ -614,5 +611,72 @@ fn program_name(did: program::Did) -> &'static str {
         program::Did::Released => "program gives back",
         program::Did::Completed => "program polls a CQE",
         program::Did::PostedReceive => "program posts a receive",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pushgate_driver_shim::segment::Geometry;
+
+    use super::super::plan::{EndPlan, NodePlan, Posts, QpPlan, Reader, US};
+    use super::*;
+
+    /// A queue pair whose engines fall asleep between the actions of its programs. The program of end 0 stores each WQE word
+    /// by word, and its SENDs take a small part of the window.
+    fn sleepy() -> Plan {
+        let end = |rank, messages| EndPlan {
+            rank,
+            geometry: Geometry {
+                window_log: 3,
+                slots_log: 4,
+                cq_log: 0,
+                rx_log: 2,
+                link_log: 2,
+                landing_log: 1,
+                signals: 1,
+                rank,
+            },
+            messages,
+            reader: Reader::Prompt,
+            posts: Posts::Nothing,
+            device: false,
+            regions_written: true,
+            copies: false,
+            in_place_share: 255,
+            slow_ns: 0,
+            pace: MS,
+            mix: [0; 3],
+            ways: [0; 2],
+            signaled: 0,
+            wordwise: 100,
+            longest: 128,
+        };
+        let qp =
+            QpPlan { number: 0, carrier: Carrier::Local, recovers: false, ends: [end(0, 200), end(1, 0)] };
+        Plan {
+            seed: 1,
+            salt: 0,
+            nodes: vec![NodePlan { pace: US, doorbell: true, alone: false }; 2],
+            qps: vec![qp],
+            faults: Vec::new(),
+            set_up: Vec::new(),
+            replay: 0,
+        }
+    }
+
+    #[test]
+    fn p7_an_engine_that_sleeps_wakes_when_a_reservation_rings_before_its_message_is_published() {
+        let (nic, rails) = (Sim::new(), std::array::from_fn(|_| Sim::new()));
+        let mut cluster = Cluster::new(sleepy(), (&nic, &rails), false);
+        let mut woken = 0;
+        while cluster.unfinished > 0 {
+            let (asleep, slots) = (cluster.nodes[0].is_asleep(), cluster.programs[0].producer.slots());
+            cluster.step().unwrap_or_else(|violation| panic!("{violation:?}"));
+            if asleep && cluster.programs[0].producer.slots() == slots + 2 && !cluster.programs[0].owes {
+                assert!(!cluster.nodes[0].is_asleep());
+                woken += 1;
+            }
+        }
+        assert!(woken > 0, "no reservation published a NOP while the engine slept");
     }
 }
