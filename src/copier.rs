@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 pub use pushgate_gpu_kernels::copier::{
-    Copier, CopierCpus, CopyQueue, DeviceMemory, Direction, HostPlace, Lost, PostError, Program, READY,
+    Copier, CopierCpus, CopyQueue, DeviceMemory, Direction, HostPlace, Lost, PostError, Program,
     ServeOptions, Ticket, Unavailable, background, serve,
 };
 use pushgate_proxy::mover::{MoveError, Mover};

@@ -7,7 +7,7 @@
 
 use std::ffi::{CStr, OsStr, c_char};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::Path;
 
 use pushgate::copier::{Program, background};
 use pushgate_driver_shim::file::read_text;
@@ -70,7 +70,7 @@ pub fn program() -> Result<Program, String> {
         ));
     }
     let program = std::fs::read_link("/proc/self/exe").unwrap_or_default();
-    if program == PathBuf::from(library) {
+    if program == Path::new(library) {
         return Err(format!("{library} is a program with the plugin linked in, and no shared library"));
     }
     Ok(Program { path: loader.into(), args: vec![library.into()] })

@@ -100,7 +100,7 @@ impl Mailbox {
 /// The thread's state.
 pub(super) struct Engine {
     mailbox: Arc<Mailbox>,
-    clients: Vec<Box<Client>>,
+    clients: Vec<Client>,
 }
 
 impl Drop for Engine {
@@ -169,7 +169,7 @@ impl Engine {
         for news in news {
             // A thread that no longer waits for its answer drops what it gets.
             match news {
-                News::Joined(client) => self.clients.push(client),
+                News::Joined(client) => self.clients.push(*client),
                 News::Add(id, kind, place, answer) => {
                     let _ = answer.send(self.client(id).and_then(|c| c.places.add(kind, place)));
                 }
@@ -178,14 +178,14 @@ impl Engine {
                 }
                 News::Left(id, answer) => {
                     let at = self.clients.iter().position(|client| client.id == id);
-                    let _ = answer.send(at.map(|at| self.clients.swap_remove(at)));
+                    let _ = answer.send(at.map(|at| Box::new(self.clients.swap_remove(at))));
                 }
             }
         }
     }
 
     fn client(&mut self, id: u64) -> Option<&mut Client> {
-        self.clients.iter_mut().map(|client| &mut **client).find(|client| client.id == id)
+        self.clients.iter_mut().find(|client| client.id == id)
     }
 
     /// Looks at each ring once. False if no ring had a command.
@@ -214,8 +214,7 @@ impl Engine {
             let layout = Layout(&client.memory);
             !client.ended && (0..RINGS).any(|ring| wake::has_more(layout.tail(ring), client.cursors[ring]))
         };
-        let mut rung =
-            self.mailbox.any.load(Ordering::Relaxed) || self.clients.iter().any(|client| waits(client));
+        let mut rung = self.mailbox.any.load(Ordering::Relaxed) || self.clients.iter().any(waits);
         if !rung {
             let mut fds = vec![PollFd::new(&self.mailbox.wake, PollFlags::IN)];
             fds.extend(

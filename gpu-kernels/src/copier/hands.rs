@@ -253,11 +253,9 @@ unsafe fn copy_between(pid: u32, copy: &Checked) -> io::Result<()> {
         let local = IoVec { base: host as usize, length: length as usize };
         let remote = IoVec { base: device as usize, length: length as usize };
         let pid = pid as c_int;
+        let call = if out { process_vm_readv } else { process_vm_writev };
         // SAFETY: one vector each; the kernel checks both ranges; the caller vouches for the local one.
-        let moved = match out {
-            true => unsafe { process_vm_readv(pid, &local, 1, &remote, 1, 0) },
-            false => unsafe { process_vm_writev(pid, &local, 1, &remote, 1, 0) },
-        };
+        let moved = unsafe { call(pid, &local, 1, &remote, 1, 0) };
         let moved = match moved {
             1.. => moved as u64,
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),

@@ -127,8 +127,8 @@ impl<'a> Layout<'a> {
     /// Says why the copier copies no more for this client.
     pub fn stop(&self, why: &str) {
         let mut bytes = [0; TEXT_BYTES];
-        let length = why.floor_char_boundary(TEXT_BYTES - 1);
-        bytes[..length].copy_from_slice(&why.as_bytes()[..length]);
+        let why = shortened(why, TEXT_BYTES - 1);
+        bytes[..why.len()].copy_from_slice(why.as_bytes());
         for (word, eight) in self.0.words(TEXT, TEXT_BYTES / 8).iter().zip(bytes.chunks_exact(8)) {
             word.store(u64::from_ne_bytes(eight.try_into().expect("eight bytes")), Ordering::Relaxed);
         }
@@ -150,6 +150,12 @@ impl<'a> Layout<'a> {
             .collect();
         (State::Stopped, String::from_utf8_lossy(&bytes).into_owned())
     }
+}
+
+/// A text of at most so many bytes.
+pub(super) fn shortened(text: &str, most: usize) -> &str {
+    let end = (0..=most.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+    &text[..end.unwrap_or(0)]
 }
 
 #[cfg(test)]

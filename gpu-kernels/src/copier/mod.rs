@@ -41,4 +41,4 @@ pub use client::{Copier, DeviceMemory, HostPlace, Lost};
 pub use program::background;
 pub use queue::{CopyQueue, Direction, PostError, Ticket};
 pub use serve::{ServeOptions, serve};
-pub use start::{CopierCpus, Program, READY, Unavailable};
+pub use start::{CopierCpus, Program, Unavailable};

@@ -6,6 +6,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use super::layout::shortened;
 use pushgate_driver_shim::fdpass::{recv_message, send_message};
 
 /// The form of everything that two processes share here. It is part of a copier's name, so builds that differ in it have copiers of
@@ -127,7 +128,7 @@ pub(super) fn answer(
 ) -> io::Result<()> {
     let (status, value, text) = match answer {
         Ok(value) => (0u64, value, ""),
-        Err(why) => (1, 0, &why[..why.floor_char_boundary(SENTENCE)]),
+        Err(why) => (1, 0, shortened(why, SENTENCE)),
     };
     let mut bytes = [status, value].map(u64::to_le_bytes).concat();
     bytes.extend(text.as_bytes());

@@ -277,8 +277,8 @@ fn start(program: &Program, gpu: &str, cpus: &CopierCpus) -> Result<(), Unavaila
     }
 }
 
-/// How a program that [`start`] has started says that it serves; anything else is why not.
-pub const READY: &str = "ready: ";
+/// How a copier that a client has started says that it serves; anything else is why not.
+pub(super) const READY: &str = "ready: ";
 
 #[cfg(test)]
 mod tests {

@@ -192,10 +192,12 @@ impl CopyStream {
             context.check("cuMemcpyBatchAsync", code, || format!("copying {:x?}", &copies))?;
         }
         for copy in copies.iter().filter(|copy| !(many && together(copy))) {
-            // SAFETY: the caller's promise.
-            match !copy.out && copy.length < ROWS_BELOW {
-                true => unsafe { self.copy_rows(copy.dst, copy.src as *const u8, copy.length)? },
-                false => unsafe { self.copy(copy.dst, copy.src, copy.length)? },
+            if !copy.out && copy.length < ROWS_BELOW {
+                // SAFETY: the caller's promise.
+                unsafe { self.copy_rows(copy.dst, copy.src as *const u8, copy.length)? };
+            } else {
+                // SAFETY: the caller's promise.
+                unsafe { self.copy(copy.dst, copy.src, copy.length)? };
             }
         }
         // SAFETY: the caller's promise.
