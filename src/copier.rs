@@ -13,8 +13,10 @@ use pushgate_proxy::mover::{MoveError, Mover};
 /// not be registered: inline payload lies in the engine's own memory.
 const SMALL: usize = 256;
 
-/// A copy of the engine's.
-#[derive(Clone, Copy)]
+/// Copies that could not be posted and that no engine has asked for, at most.
+const FAILED: usize = 1024;
+
+/// A copy of an engine's.
 enum Under {
     /// It did not fit in the full ring and is still to be posted.
     Waiting {
@@ -36,8 +38,11 @@ struct CopierMover {
     under_way: VecDeque<Under>,
     /// The number of the oldest of them.
     first: u64,
-    /// How many of them have been posted: the others wait.
+    /// How many of them have been posted, or could not be: the others wait.
     posted: usize,
+    /// Copies that could not be posted, by their numbers, oldest first: an engine that asks is told why, and the copies of other queue
+    /// pairs go on. An engine that gave a queue pair up does not ask, so at most [`FAILED`] are kept.
+    failed: VecDeque<(u64, MoveError)>,
 }
 
 impl std::fmt::Debug for Under {
@@ -57,7 +62,7 @@ impl CopierMover {
     /// If `queue` is of the other direction.
     fn new(queue: CopyQueue) -> Self {
         assert_eq!(queue.direction(), Direction::Pull);
-        Self { queue, under_way: VecDeque::with_capacity(64), first: 0, posted: 0 }
+        Self { queue, under_way: VecDeque::with_capacity(64), first: 0, posted: 0, failed: VecDeque::new() }
     }
 
     /// Places for copies put aside.
@@ -66,20 +71,24 @@ impl CopierMover {
     }
 
     /// Posts waiting copies as long as the rings have room.
-    fn post(&mut self) -> Result<(), MoveError> {
+    fn post(&mut self) {
         while let Some(&Under::Waiting { dst, src, length }) = self.under_way.get(self.posted) {
             // SAFETY: the engine resolved both ranges, and leaves them alone until the copy is done. (What it puts aside is this
             // value's own, and is used again only once the copy is done.)
-            match unsafe { self.queue.post(dst, src as u64, length) } {
-                Ok(ticket) => {
-                    self.under_way[self.posted] = Under::Posted(ticket);
-                    self.posted += 1;
+            self.under_way[self.posted] = match unsafe { self.queue.post(dst, src as u64, length) } {
+                Ok(ticket) => Under::Posted(ticket),
+                Err(PostError::Full) => return,
+                Err(error) => {
+                    let number = self.first + self.posted as u64;
+                    self.failed.push_back((number, MoveError { length, reason: error.to_string() }));
+                    if self.failed.len() > FAILED {
+                        self.failed.pop_front();
+                    }
+                    Under::Done
                 }
-                Err(PostError::Full) => return Ok(()),
-                Err(error) => return Err(MoveError { length, reason: error.to_string() }),
-            }
+            };
+            self.posted += 1;
         }
-        Ok(())
     }
 }
 
@@ -98,15 +107,19 @@ impl Mover for CopierMover {
             unsafe { std::ptr::copy_nonoverlapping(src as *const u8, from as *mut u8, length) };
         }
         self.under_way.push_back(Under::Waiting { dst, src: from, length });
-        self.post()?;
+        self.post();
         Ok(number)
     }
 
     fn done(&mut self, number: u64) -> Result<bool, MoveError> {
-        self.post()?;
+        self.post();
+        if let Some(at) = self.failed.iter().position(|(failed, _)| *failed == number) {
+            return Err(self.failed.remove(at).expect("found").1);
+        }
         let Some(at) = number.checked_sub(self.first) else { return Ok(true) };
-        let done = match self.under_way[at as usize] {
-            Under::Posted(ticket) => self.queue.done(ticket),
+        let copy = &mut self.under_way[at as usize];
+        let done = match copy {
+            Under::Posted(ticket) => self.queue.done(*ticket),
             Under::Done => true,
             Under::Waiting { .. } => false,
         };
@@ -114,8 +127,13 @@ impl Mover for CopierMover {
             let lost = |error: PostError| MoveError { length: 0, reason: error.to_string() };
             return self.queue.health().map_err(lost).map(|()| false);
         }
-        self.under_way[at as usize] = Under::Done;
-        while let Some(Under::Done) = self.under_way.front() {
+        *copy = Under::Done;
+        // An engine that gave a queue pair up asks for none of its copies any more.
+        while self.under_way.front().is_some_and(|front| match front {
+            Under::Posted(ticket) => self.queue.done(*ticket),
+            Under::Done => true,
+            Under::Waiting { .. } => false,
+        }) {
             self.under_way.pop_front();
             self.first += 1;
             self.posted -= 1;

@@ -685,3 +685,27 @@ fn ctrl_c_is_130_to_a_shell_everywhere_and_leaves_no_rank() {
         assert!(["", "pushgate: interrupted; nothing was kept\n"].contains(&&*said), "{said}");
     }
 }
+
+#[test]
+fn a_copier_stays_as_a_service_and_a_second_one_of_the_same_gpu_gives_way() {
+    let scope = format!("-service-{}", number());
+    let copier = |args: &[&str]| {
+        let mut command = program(pushgate(), args);
+        command.env("_PUSHGATE_COPIER_SCOPE", &scope);
+        command
+    };
+    let mut first = copier(&["copier", "--gpu", "cpu"]).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(first.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.starts_with("serving "), "{line}");
+    let second = ended(copier(&["copier", "--gpu", "cpu"]).output().unwrap());
+    assert!(
+        second.code == Some(0) && second.stdout.starts_with("another copier serves "),
+        "{}",
+        second.stderr
+    );
+    let wrong = ended(copier(&["copier", "--gpu", "cpu", "--cpus", "3-1"]).output().unwrap());
+    assert!(wrong.code == Some(2) && wrong.stderr.contains("auto, inherit, or cores"), "{}", wrong.stderr);
+    first.kill().unwrap();
+    first.wait().unwrap();
+}

@@ -185,6 +185,11 @@ impl Endpoint {
             }
     }
 
+    /// Whether a device copies into a region.
+    pub fn device_copies_into(&self, key: u32) -> bool {
+        self.moving.iter().any(|m| m.region == Some(key) && m.movement.on_device())
+    }
+
     /// Removes a region that `add_region` registered. False if the key names none, or one that is in use.
     pub fn remove_region(&mut self, key: u32) -> bool {
         if self.region_in_use(key) {

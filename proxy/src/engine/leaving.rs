@@ -12,6 +12,10 @@ use crate::mover::Mover;
 /// How long a queue pair that goes waits for a copy of its own, and a region for what uses it, nanoseconds.
 pub(super) const SETTLE: u64 = 2_000_000_000;
 
+/// How long, in nanoseconds, the removal of a region waits for a device that copies into it. Where the device has failed its mover says
+/// so, and the copy ends.
+pub(super) const DEVICE_SETTLE: u64 = 10_000_000_000;
+
 /// A queue pair that goes.
 struct Leaver {
     endpoint: Box<Endpoint>,

@@ -16,7 +16,7 @@ use pushgate_driver_shim::bell::Bell;
 use self::idles::Idles;
 use self::recording::Recording;
 use super::command::{Command, EngineError, QpId};
-use super::leaving::{Abandoned, Gone, Leaving, SETTLE};
+use super::leaving::{Abandoned, DEVICE_SETTLE, Gone, Leaving, SETTLE};
 use crate::counters::Counters;
 use crate::endpoint::Endpoint;
 use crate::idle::{Idle, Step, Wake};
@@ -382,7 +382,9 @@ impl Machine {
                 let _ = r.reply.send(false);
                 return false;
             };
-            let waits = endpoint.region_in_use(r.key) && now.saturating_sub(r.since) < SETTLE;
+            // A device can't be told to stop: memory that is given back under its copy would be written later.
+            let limit = if endpoint.device_copies_into(r.key) { DEVICE_SETTLE } else { SETTLE };
+            let waits = endpoint.region_in_use(r.key) && now.saturating_sub(r.since) < limit;
             if !waits {
                 let _ = r.reply.send(endpoint.remove_region(r.key));
             }

@@ -5,6 +5,7 @@
 mod bench;
 mod chaos;
 mod config;
+mod copier;
 mod doctor;
 mod exit;
 mod find;
@@ -52,6 +53,7 @@ fn command(completing: bool) -> Command {
         .subcommand(proxy::command(settings))
         .subcommand(chaos::command(settings))
         .subcommand(config::command(settings))
+        .subcommand(copier::command())
         .subcommand(settings(
             Command::new("devices").about("Says which executors there are, and why not the others"),
         ))
@@ -126,6 +128,7 @@ fn main() -> ExitCode {
             "run" => return run::run(m),
             "report" => report::run(m)?,
             "config" => config::run(m)?,
+            "copier" => copier::run(m)?,
             "devices" => devices(m)?,
             "probe" => probe::run(m, &warned(m, None)?)?,
             "top" => top::run(m)?,
