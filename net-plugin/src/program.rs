@@ -1,4 +1,4 @@
-//! The copier's program: this library, run by the dynamic loader. So whoever has the plugin has the copier, of the same build.
+//! The copier's program: this library, run by the dynamic loader. So a plugin and its copier are always of one build.
 //!
 //! The library's ELF header names [`_pushgate_copier_start`] as its entry (build.rs), which does not concern a process that loads the
 //! library with dlopen. The loader, given the library as its program, maps it, runs the constructors of the libraries that it needs, and

@@ -21,8 +21,8 @@ use super::places::{Checked, Kind, Place, Places};
 use super::wake;
 use crate::lock::lock;
 
-/// Bytes after which a group ends: a mark each so many bytes lets what waits for the first of them go on, and less would leave gaps
-/// between the copies (docs/copier.md).
+/// Bytes after which a group ends. What waits for a group's first copy waits for the whole group; shorter groups leave gaps between
+/// the copies (docs/copier.md).
 const BYTES: u64 = 1 << 20;
 /// How long the thread looks for commands without a pause after the last one.
 const SPIN: Duration = Duration::from_micros(200);

@@ -8,7 +8,7 @@
 //! stream memory operations). *What is pulled* lies in the GPU's memory when the mark is seen, and running kernels read it from the
 //! L2: NCCL's kernels read volatile or with an acquire once they have seen the flag that follows the mark.
 //!
-//! On the device `cpu` a copy is a system call of the copier's thread, complete on return, and the mark is a release behind it.
+//! On the device `cpu` a copy is a system call of the copier's thread, complete on return, and the mark is a release store after it.
 
 use std::any::Any;
 use std::ffi::{c_int, c_ulong};

@@ -132,7 +132,7 @@ impl<'a> Layout<'a> {
         for (word, eight) in self.0.words(TEXT, TEXT_BYTES / 8).iter().zip(bytes.chunks_exact(8)) {
             word.store(u64::from_ne_bytes(eight.try_into().expect("eight bytes")), Ordering::Relaxed);
         }
-        // Release: the text is there before the state that tells of it.
+        // Release: a client that sees the state sees the text.
         self.word(STATE).store(1, Ordering::Release);
     }
 
@@ -152,7 +152,7 @@ impl<'a> Layout<'a> {
     }
 }
 
-/// A text of at most so many bytes.
+/// The beginning of a text, at most `most` bytes of it.
 pub(super) fn shortened(text: &str, most: usize) -> &str {
     let end = (0..=most.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
     &text[..end.unwrap_or(0)]

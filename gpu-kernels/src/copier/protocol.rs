@@ -24,9 +24,9 @@ const MOST_FDS: usize = 1;
 /// What a client asks for.
 #[derive(Debug)]
 pub(super) enum Request {
-    /// The first: the memory that both share, of so many bytes. The answer carries the copier's bell, which the client rings.
+    /// The first: the memory that both share, `bytes` long. The answer carries the copier's bell, which the client rings.
     Hello { bytes: u64, memory: OwnedFd },
-    /// Host memory of so many bytes, a memfd.
+    /// Host memory, a memfd of `bytes` bytes.
     Host { bytes: u64, writable: bool, memory: OwnedFd },
     /// Device memory that begins at an address of the client's.
     Device { address: u64, bytes: u64, how: Handed },

@@ -144,8 +144,8 @@ impl CopyQueue {
         ring_number(self.direction, self.second)
     }
 
-    /// Whether a copy is complete, and seen by whoever is told of it now: the host may read what was pushed, and a kernel that sees
-    /// a flag which is written from now on reads what was pulled (P3).
+    /// Whether a copy is complete. After true the host may read what was pushed, and a kernel that sees a flag which is written from
+    /// now on reads what was pulled (P3).
     #[inline]
     pub fn done(&mut self, ticket: Ticket) -> bool {
         let ring = &mut self.rings[usize::from(ticket.second)];

@@ -190,7 +190,7 @@ impl Conversation {
     /// Serves the client until it goes.
     fn hold(&self) -> io::Result<()> {
         self.stream.set_write_timeout(Some(protocol::PATIENCE))?;
-        // Whoever connects says what it wants at once.
+        // A client greets at once.
         self.stream.set_read_timeout(Some(protocol::PATIENCE))?;
         let Request::Hello { bytes, memory } = protocol::hear(&self.stream)? else {
             return protocol::answer(&self.stream, Err("the first request must be a greeting"), &[]);

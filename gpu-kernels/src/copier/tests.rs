@@ -67,7 +67,7 @@ fn p3_copies_both_ways_are_complete_when_their_marks_are_seen() {
     for (round, length) in [1usize, 8, 100, 4096, 65536].into_iter().cycle().take(40).enumerate() {
         let many = (1 << 20) / length.max(512);
         for n in 0..many {
-            // SAFETY: within the window, of which no copy is under way.
+            // SAFETY: within the window, while no copy uses it.
             unsafe { host.add(n * length).write_bytes((n + round) as u8, length) };
         }
         let each = |queue: &mut CopyQueue, at: usize| loop {
@@ -80,7 +80,7 @@ fn p3_copies_both_ways_are_complete_when_their_marks_are_seen() {
         };
         let tickets: Vec<_> = (0..many).map(|n| each(&mut pull, n * length)).collect();
         tickets.into_iter().for_each(|ticket| wait(&mut pull, ticket));
-        // SAFETY: within the window, of which no copy is under way.
+        // SAFETY: within the window, while no copy uses it.
         unsafe { host.write_bytes(0, many * length) };
         let tickets: Vec<_> = (0..many).map(|n| each(&mut push, n * length)).collect();
         for (n, ticket) in tickets.into_iter().enumerate() {
@@ -105,7 +105,7 @@ fn p3_a_queue_goes_on_where_the_queue_before_it_has_left_the_rings() {
     let device = rig.executor.alloc(64).unwrap();
     let _held = rig.copier.register_device(device.addr(), 64).unwrap();
     for round in 1..=4u8 {
-        // SAFETY: within the window, of which no copy is under way.
+        // SAFETY: within the window, while no copy uses it.
         unsafe { host.write_bytes(round, 64) };
         let (mut pull, mut push) = (rig.copier.queue(Direction::Pull), rig.copier.queue(Direction::Push));
         // SAFETY: both copies are waited for before their memory is used again.
