@@ -152,7 +152,7 @@ impl Mover for CopierMover {
     }
 }
 
-/// A [`Mover`] for several engines of one device, of which each has a clone.
+/// A [`Mover`] for several engines of one device. Each engine has a clone.
 ///
 /// An engine holds the lock for a few stores into the copier's rings, or for a look at its marks.
 #[derive(Clone, Debug)]

@@ -2,7 +2,7 @@
 //!
 //! The library's ELF header names [`_pushgate_copier_start`] as its entry (build.rs), which does not concern a process that loads the
 //! library with dlopen. The loader, given the library as its program, maps it, runs the constructors of the libraries that it needs, and
-//! jumps there. It leaves the constructors of the program itself to the C library's start of a program, of which there is none here:
+//! jumps there. It leaves the constructors of the program itself to the C library's start of a program, which this library does not have:
 //! the one that this library has, Rust's, keeps the arguments, which are read from the stack in its place.
 
 use std::ffi::{CStr, OsStr, c_char};

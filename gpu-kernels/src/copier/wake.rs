@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// Publishes that `posted` commands were posted. True: the copier sleeps, so it must be rung.
 pub fn publish(tail: &AtomicU64, asleep: &AtomicU64, posted: u64) -> bool {
-    // Release: the commands, and what the client wrote to the memories, are there before the count that tells of them.
+    // Release: the commands, and what the client wrote to the memories, are there before the new count is.
     tail.store(posted, Ordering::Release);
     fence(Ordering::SeqCst);
     asleep.load(Ordering::Relaxed) != 0

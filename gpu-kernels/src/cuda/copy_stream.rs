@@ -36,7 +36,7 @@ pub(crate) struct Store {
 /// The most copies of one call ([`CopyStream::group`]).
 const COPIES: usize = 16;
 
-/// Copies to device memory of so many bytes and more may be handed to the driver together. The copy engine makes these; it was seen
+/// Copies to device memory of at least this many bytes may be handed to the driver together. The copy engine makes these; it was seen
 /// to leave batches of copies of 4 KiB to the engine that runs kernels (H100, driver 580).
 const TOGETHER: usize = 32 << 10;
 

@@ -246,7 +246,7 @@ impl CudaExecutor {
         self.context().hand_over(base)
     }
 
-    /// Maps an allocation of another process, of so many bytes.
+    /// Maps an allocation of another process, `bytes` long.
     pub(crate) fn import(&self, handed: HandedOver, bytes: u64) -> Result<Imported> {
         self.context().import(handed, bytes)
     }
