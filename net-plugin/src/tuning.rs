@@ -38,15 +38,16 @@ pub struct Row {
 
 /// The table, smallest first. Larger steps take what NCCL takes, without LL.
 ///
-/// Measured with nccl-tests, NCCL 2.30.7, by protocol and number of channels: allreduce on two H200 of one host; allreduce,
-/// reduce_scatter, all_gather and broadcast between two ranks on one H200; allreduce, all_gather and reduce_scatter on four
-/// H200 (docs/benchmarks.md). A step of more ranks costs what a step of two costs, so the table goes by the step.
-const ROWS: [Row; 5] = [
+/// Measured with nccl-tests, NCCL 2.30.7, on two H100 of one host, by protocol and number of channels (docs/benchmarks.md). A step of
+/// more ranks costs what a step of two costs, so the table goes by the step. One channel is enough up to 256 KiB: what the channels
+/// send then waits for one thread of the copier.
+const ROWS: [Row; 6] = [
     Row { step: 8 << 10, protocols: Protocols::All, channels: 0 },
     Row { step: 16 << 10, protocols: Protocols::All, channels: 1 },
-    Row { step: 256 << 10, protocols: Protocols::Ll128, channels: 2 },
-    Row { step: 1 << 20, protocols: Protocols::Ll128, channels: 4 },
-    Row { step: 2 << 20, protocols: Protocols::WithoutLl, channels: 4 },
+    Row { step: 256 << 10, protocols: Protocols::Ll128, channels: 1 },
+    Row { step: 512 << 10, protocols: Protocols::Ll128, channels: 2 },
+    Row { step: 2 << 20, protocols: Protocols::Ll128, channels: 4 },
+    Row { step: 4 << 20, protocols: Protocols::Ll128, channels: 8 },
 ];
 
 /// What a collective of `bytes` over `ranks` ranks takes.
@@ -94,10 +95,11 @@ mod tests {
         };
         assert_eq!([8, 16 << 10].map(of), [(All, 0); 2]);
         assert_eq!([(16 << 10) + 2, 32 << 10].map(of), [(All, 1); 2]);
-        assert_eq!([(32 << 10) + 2, 512 << 10].map(of), [(Ll128, 2); 2]);
-        assert_eq!([(512 << 10) + 2, 2 << 20].map(of), [(Ll128, 4); 2]);
-        assert_eq!([(2 << 20) + 2, 4 << 20].map(of), [(WithoutLl, 4); 2]);
-        assert_eq!([(4 << 20) + 2, 1 << 30].map(of), [(WithoutLl, 0); 2]);
+        assert_eq!([(32 << 10) + 2, 512 << 10].map(of), [(Ll128, 1); 2]);
+        assert_eq!([(512 << 10) + 2, 1 << 20].map(of), [(Ll128, 2); 2]);
+        assert_eq!([(1 << 20) + 2, 4 << 20].map(of), [(Ll128, 4); 2]);
+        assert_eq!([(4 << 20) + 2, 8 << 20].map(of), [(Ll128, 8); 2]);
+        assert_eq!([(8 << 20) + 2, 1 << 30].map(of), [(WithoutLl, 0); 2]);
         assert_eq!(choose(64 << 10, 4).protocols, All, "the step is what counts");
         assert_eq!(choose(0, 0), ROWS[0]);
     }

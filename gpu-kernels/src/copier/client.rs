@@ -109,6 +109,8 @@ pub(super) struct Shared {
     tables: Mutex<Tables>,
     pub lost: OnceLock<Lost>,
     name: String,
+    /// The copier's process, if it has a number here.
+    pub pid: Option<u32>,
     executor: Arc<dyn Executor>,
     stop: EventFd,
 }
@@ -153,7 +155,6 @@ fn conversation(stream: &UnixStream, request: &Request) -> io::Result<Answer> {
 /// A client of a copier. May be shared by threads. Dropping it leaves the copier, which ends when nobody needs it.
 pub struct Copier {
     shared: Arc<Shared>,
-    pid: Option<u32>,
     watch: Option<JoinHandle<()>>,
 }
 
@@ -186,6 +187,7 @@ impl Copier {
             tables: Mutex::default(),
             lost: OnceLock::new(),
             name: format!("the copier of {}{at}", executor.describe()),
+            pid,
             executor: executor.clone(),
             stop: EventFd::new().map_err(io)?,
         });
@@ -198,12 +200,12 @@ impl Copier {
             .name("pushgate-copier".to_owned())
             .spawn(move || watch(&seen, &watched, process.as_ref()))
             .map_err(io)?;
-        Ok(Copier { shared, pid, watch: Some(watch) })
+        Ok(Copier { shared, watch: Some(watch) })
     }
 
     /// The copier's process, if it has a number here.
     pub fn pid(&self) -> Option<u32> {
-        self.pid
+        self.shared.pid
     }
 
     /// Why no copy completes any more, if that is so. Noticed within half a second. Makes no system call.

@@ -1,7 +1,7 @@
 //! The copier's thread that copies: it takes commands from the rings of all clients, checks them, and hands them to the device.
 //!
-//! Each pass looks at each ring once and takes what waits there, up to a group ([`GROUP`] copies, [`BYTES`]), with one mark after the
-//! group. So a lone copy is handed over at once, and while copies wait they share the calls of the driver.
+//! Each pass looks at each ring once: it says which copies are complete, and takes what waits there, up to a group ([`GROUP`] copies,
+//! [`BYTES`]). So a lone copy is handed over at once, and while copies wait they share the calls of the driver.
 
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,8 +28,8 @@ const BYTES: u64 = 1 << 20;
 const SPIN: Duration = Duration::from_micros(200);
 /// How long after the last command it gives way to other threads between its looks, before it sleeps.
 const YIELD: Duration = Duration::from_millis(3);
-/// How long it sleeps at most while copies are under way: the device may have failed.
-const CHECK: Duration = Duration::from_millis(100);
+/// How long it sleeps between looks at copies that the device has had for longer than that.
+const CHECK: Duration = Duration::from_micros(100);
 /// How long it sleeps at most.
 const SLEEP: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
@@ -37,13 +37,9 @@ const SLEEP: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 pub(super) struct Client {
     pub id: u64,
     pub memory: Arc<SharedMemory>,
-    /// Where the device sees that memory.
-    pub seen: u64,
     pub bell: Bell,
     pub lines: [Line; RINGS],
     pub cursors: [u64; RINGS],
-    /// Where the group before the last one of each ring ended.
-    pub before: [u64; RINGS],
     pub places: Places,
     /// The client's socket, to end the conversation of a client that broke the rules.
     pub stream: UnixStream,
@@ -112,7 +108,7 @@ impl Drop for Engine {
 /// What a look at a ring came to.
 enum Look {
     Nothing,
-    Copied,
+    Progress,
     Refused(String),
 }
 
@@ -138,17 +134,11 @@ impl Engine {
             }
             let idle = last.elapsed();
             if idle < SPIN && !alone {
-                for _ in 0..16 {
-                    std::hint::spin_loop();
-                }
+                std::hint::spin_loop();
             } else if idle < YIELD {
                 thread::yield_now();
             } else {
-                let rung = self.sleep();
-                if let Err(why) = self.check() {
-                    failed = Some(why);
-                }
-                if rung {
+                if self.sleep() {
                     last = Instant::now();
                 }
             }
@@ -188,7 +178,7 @@ impl Engine {
         self.clients.iter_mut().find(|client| client.id == id)
     }
 
-    /// Looks at each ring once. False if no ring had a command.
+    /// Looks at each ring once. False if nothing came of it.
     fn pass(&mut self) -> Result<bool, String> {
         let mut any = false;
         let mut refused = None;
@@ -196,7 +186,7 @@ impl Engine {
             for ring in 0..RINGS {
                 match client.look(ring)? {
                     Look::Nothing => {}
-                    Look::Copied => any = true,
+                    Look::Progress => any = true,
                     Look::Refused(why) => refused = Some((at, why)),
                 }
             }
@@ -235,38 +225,31 @@ impl Engine {
         }
         rung
     }
-
-    /// Fails if the device has failed while copies are under way: their marks would never come.
-    fn check(&self) -> Result<(), String> {
-        for client in self.clients.iter().filter(|client| client.under_way()) {
-            client.lines[0].check().map_err(|e| e.to_string())?;
-        }
-        Ok(())
-    }
 }
 
 impl Client {
-    /// Whether copies that were handed to the device are not complete. (A client that writes to its marks deceives itself alone.)
+    /// Whether the device has copies of this client.
     fn under_way(&self) -> bool {
-        (0..RINGS).any(|ring| Layout(&self.memory).mark(ring).load(Ordering::Relaxed) != self.cursors[ring])
+        self.lines.iter().any(Line::is_busy)
     }
 
-    /// Hands the next group of a ring to the device. An error is the device's.
+    /// Says which copies of a ring are complete, and hands its next group to the device. An error is the device's.
     fn look(&mut self, ring: usize) -> Result<Look, String> {
-        let layout = Layout(&self.memory);
+        let (layout, line) = (Layout(&self.memory), &mut self.lines[ring]);
+        let complete = line.advance().map_err(|e| e.to_string())?;
+        if let Some(complete) = complete {
+            // Release: the copies are complete before a client sees the mark (`hands.rs`).
+            layout.mark(ring).store(complete, Ordering::Release);
+        }
+        let idle = if complete.is_some() { Look::Progress } else { Look::Nothing };
         let cursor = self.cursors[ring];
         // Acquire: pairs with the release in `wake::publish`.
         let posted = layout.tail(ring).load(Ordering::Acquire).wrapping_sub(cursor);
-        if posted == 0 {
-            return Ok(Look::Nothing);
-        }
         if posted > SLOTS {
             return Ok(Look::Refused(format!("{posted} commands in a ring of {SLOTS}")));
         }
-        // Two groups of a ring are with the device at once: one that it copies and one that it goes on with. Commands that wait
-        // for the first of the two meanwhile make one group, whose copies cost less time than copies by themselves.
-        if layout.mark(ring).load(Ordering::Relaxed) < self.before[ring] {
-            return Ok(Look::Nothing);
+        if posted == 0 || !line.has_room() {
+            return Ok(idle);
         }
         let nothing = Checked { out: false, device: 0, host: 0, length: 0 };
         let (mut group, mut count, mut bytes) = ([nothing; GROUP], 0, 0);
@@ -278,13 +261,13 @@ impl Client {
             bytes += group[count].length;
             count += 1;
         }
-        (self.before[ring], self.cursors[ring]) = (cursor, cursor + count as u64);
+        let end = cursor + count as u64;
         // SAFETY: checked above against the client's memories, which are let go of only once the line is finished (`serve.rs`).
-        let copied = unsafe {
-            self.lines[ring].copy(&group[..count], &self.memory, self.seen, ring, self.cursors[ring])
-        };
-        match copied {
-            Ok(()) => Ok(Look::Copied),
+        match unsafe { line.copy(&group[..count], end) } {
+            Ok(()) => {
+                self.cursors[ring] = end;
+                Ok(Look::Progress)
+            }
             Err(Stopped::Client(why)) => Ok(Look::Refused(why)),
             Err(Stopped::Device(why)) => Err(why),
         }

@@ -3,12 +3,13 @@
 //!
 //! P3 on a GPU. *What is pushed*: a kernel of the client wrote the bytes and then a flag in host memory, by a release of system
 //! scope; the client saw the flag, and posted the copy. The GPU's copy engines read through the L2 that all SMs write to, so they
-//! find the bytes. *Bytes before mark*: the mark is a 64-bit store in the order of the stream (cuStreamBatchMemOp, with its barrier),
-//! which the driver carries out when everything before it in the stream is complete and visible to the whole system (CUDA driver API,
-//! stream memory operations). *What is pulled* lies in the GPU's memory when the mark is seen, and running kernels read it from the
-//! L2: NCCL's kernels read volatile or with an acquire once they have seen the flag that follows the mark.
+//! find the bytes. *Bytes before mark*: an event follows the copies in their stream; when the driver says that the event is over, the
+//! copies are complete and host and kernels may read them (CUDA driver API, cuEventQuery). Only then the copier stores the mark, by a
+//! release. *What is pulled* lies in the GPU's memory when the mark is seen, and running kernels read it from the L2: NCCL's kernels
+//! read volatile or with an acquire once they have seen the flag that follows the mark. NCCL's own transports that copy between GPUs
+//! by copy engines rely on the same: copy, event, then a flag for a running kernel.
 //!
-//! On the device `cpu` a copy is a system call of the copier's thread, complete on return, and the mark is a release store after it.
+//! On the device `cpu` a copy is a system call of the copier's thread, complete on return.
 
 use std::any::Any;
 use std::ffi::{c_int, c_ulong};
@@ -16,19 +17,21 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 
-use super::layout::Layout;
 use super::places::{Checked, Place};
 use super::protocol::Handed;
-use crate::cuda::{Copy, CopyStream, CudaExecutor, HandedOver, Store};
+use crate::cuda::{Copy, CopyMark, CopyStream, CudaExecutor, Current, HandedOver};
 use crate::error::Result;
 use crate::executor::{Access, Executor, Registration};
 
 /// The most copies that are handed to the device in one call.
 pub(super) const GROUP: usize = 16;
+
+/// Groups of a ring that are with the device at once: what it copies, and what it goes on with. Commands that arrive meanwhile make one
+/// group, whose copies cost less time than copies by themselves (docs/copier.md).
+const GROUPS: u64 = 3;
 
 /// Device memory of the device `cpu` is handed over in pieces of this size: the process's address space as a grid.
 const GRID: u64 = 1 << 32;
@@ -70,6 +73,11 @@ fn refused(e: impl std::fmt::Display) -> String {
 impl Hands {
     fn cuda(&self) -> Option<&CudaExecutor> {
         self.0.as_cuda()
+    }
+
+    /// Makes the device's context current on this thread, so that the calls of [`Line`] need not.
+    pub fn enter(&self) -> Result<Option<Current<'_>>> {
+        self.cuda().map(|cuda| cuda.context().current()).transpose()
     }
 
     fn register<M: Send + Sync + 'static>(
@@ -130,38 +138,61 @@ impl Hands {
         }
     }
 
-    /// Makes a queue of copies for the client process `pid`.
+    /// Makes the queue of copies of a ring for the client process `pid`.
     pub fn line(&self, pid: u32) -> Result<Line> {
-        Ok(match self.cuda() {
-            Some(cuda) => Line::Cuda(Arc::new(cuda.copy_stream()?)),
-            None => Line::Cpu { pid },
-        })
+        let copies = match self.cuda() {
+            None => Copies::Cpu { pid },
+            Some(cuda) => {
+                let stream = Arc::new(cuda.copy_stream()?);
+                let marks: Vec<_> = (0..GROUPS).map(|_| stream.spare_mark()).collect::<Result<_>>()?;
+                Copies::Cuda { stream, marks }
+            }
+        };
+        Ok(Line { copies, ends: [0; GROUPS as usize], handed: 0, complete: 0 })
     }
 }
 
-/// A queue of copies, which are carried out in their order. Clones are the same queue.
-#[derive(Clone)]
-pub(super) enum Line {
-    Cuda(Arc<CopyStream>),
-    Cpu { pid: u32 },
+enum Copies {
+    /// A stream, and an event for each group that may be with the device.
+    Cuda {
+        stream: Arc<CopyStream>,
+        marks: Vec<CopyMark>,
+    },
+    Cpu {
+        pid: u32,
+    },
+}
+
+/// The copies of one ring, handed to the device in groups. A group is complete after those before it.
+pub(super) struct Line {
+    copies: Copies,
+    /// How many commands of the ring are complete when a group is. Groups use the places in turn.
+    ends: [u64; GROUPS as usize],
+    /// Groups that were handed to the device, and those that were seen complete.
+    handed: u64,
+    complete: u64,
 }
 
 impl Line {
-    /// Hands copies to the device, at most [`GROUP`], and a store of `mark` after them to the mark of `ring`; `seen` is where the
-    /// device sees the memory of the rings.
+    /// Whether another group can be handed over.
+    pub fn has_room(&self) -> bool {
+        self.handed - self.complete < GROUPS
+    }
+
+    /// Whether a group is with the device.
+    pub fn is_busy(&self) -> bool {
+        self.handed != self.complete
+    }
+
+    /// Hands a group of copies to the device, at most [`GROUP`]. When they are complete, `end` commands of the ring are. Only where there
+    /// [is room](Line::has_room).
     ///
     /// # Safety
-    /// The copies were checked against memories that stay until the mark is there or [`Line::finish`] has returned.
-    pub unsafe fn copy(
-        &self,
-        copies: &[Checked],
-        memory: &SharedMemory,
-        seen: u64,
-        ring: usize,
-        mark: u64,
-    ) -> std::result::Result<(), Stopped> {
-        match self {
-            Line::Cuda(stream) => {
+    /// The copies were checked against memories that stay until [`Line::advance`] has returned `end` or the line is finished.
+    pub unsafe fn copy(&mut self, copies: &[Checked], end: u64) -> std::result::Result<(), Stopped> {
+        let place = (self.handed % GROUPS) as usize;
+        match &self.copies {
+            Copies::Cuda { stream, marks } => {
                 let mut of = [Copy { dst: 0, src: 0, length: 0, out: false }; GROUP];
                 let mut count = 0;
                 for c in copies.iter().filter(|c| c.length > 0) {
@@ -169,11 +200,11 @@ impl Line {
                     of[count] = Copy { dst, src, length: c.length as usize, out: c.out };
                     count += 1;
                 }
-                let store = Store { dst: seen + Layout::mark_offset(ring) as u64, value: mark };
-                // SAFETY: the caller's promise; the mark is an aligned word of the registered memory of the rings.
-                unsafe { stream.group(&of[..count], store) }.map_err(|e| Stopped::Device(e.to_string()))
+                // SAFETY: the caller's promise.
+                unsafe { stream.group(&of[..count], &marks[place]) }
+                    .map_err(|e| Stopped::Device(e.to_string()))?;
             }
-            Line::Cpu { pid } => {
+            Copies::Cpu { pid } => {
                 for c in copies {
                     // SAFETY: the caller's promise.
                     unsafe { copy_between(*pid, c) }.map_err(|e| {
@@ -183,27 +214,44 @@ impl Line {
                         ))
                     })?;
                 }
-                // Release: the bytes are there before the mark.
-                Layout(memory).mark(ring).store(mark, Ordering::Release);
-                Ok(())
             }
         }
+        self.ends[place] = end;
+        self.handed += 1;
+        Ok(())
     }
 
+    /// How many commands of the ring are complete, if that is news. An error is the device's.
+    pub fn advance(&mut self) -> Result<Option<u64>> {
+        let before = self.complete;
+        while self.is_busy() {
+            let place = (self.complete % GROUPS) as usize;
+            if let Copies::Cuda { marks, .. } = &self.copies
+                && !marks[place].passed()?
+            {
+                break;
+            }
+            self.complete += 1;
+        }
+        Ok((self.complete != before).then(|| self.ends[((self.complete - 1) % GROUPS) as usize]))
+    }
+
+    /// What waits for the line's copies, from any thread.
+    pub fn fence(&self) -> Fence {
+        match &self.copies {
+            Copies::Cuda { stream, .. } => Fence(Some(stream.clone())),
+            Copies::Cpu { .. } => Fence(None),
+        }
+    }
+}
+
+/// Waits for the copies of a [`Line`].
+pub(super) struct Fence(Option<Arc<CopyStream>>);
+
+impl Fence {
     /// Waits until all copies that were handed over are complete.
-    pub fn finish(&self) -> Result<()> {
-        match self {
-            Line::Cuda(stream) => stream.finish(),
-            Line::Cpu { .. } => Ok(()),
-        }
-    }
-
-    /// Fails with the device's error if the device has failed.
-    pub fn check(&self) -> Result<()> {
-        match self {
-            Line::Cuda(stream) => stream.check(),
-            Line::Cpu { .. } => Ok(()),
-        }
+    pub fn wait(&self) -> Result<()> {
+        self.0.as_ref().map_or(Ok(()), |stream| stream.finish())
     }
 }
 

@@ -5,7 +5,7 @@
 //! | word | writer | says |
 //! | --- | --- | --- |
 //! | `tail` of a ring | client | commands posted so far |
-//! | `mark` of a ring | the GPU, in the order of the ring's stream | commands complete so far |
+//! | `mark` of a ring | copier | commands complete so far |
 //! | `asleep` | copier | 1: ring the bell after a post |
 //! | `state`, text | copier | whether it copies, and why not |
 //!
@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pushgate_driver_shim::memory::SharedMemory;
 
-/// Rings of a client: two for each direction, each with a stream of its own.
-pub(super) const RINGS: usize = 4;
+/// Rings of a client: one for each direction, each with a stream of its own.
+pub(super) const RINGS: usize = 2;
 /// Commands that a ring holds.
 pub(super) const SLOTS: u64 = 256;
 /// Words of one writer have a pair of cache lines to themselves.
@@ -94,12 +94,7 @@ impl<'a> Layout<'a> {
 
     /// Commands of a ring that are complete.
     pub fn mark(&self, ring: usize) -> &'a AtomicU64 {
-        self.word(Self::mark_offset(ring))
-    }
-
-    /// Where a ring's mark lies.
-    pub const fn mark_offset(ring: usize) -> usize {
-        MARKS + ring * LINE
+        self.word(MARKS + ring * LINE)
     }
 
     /// Not 0: the copier sleeps, and a client that has posted rings.

@@ -11,7 +11,7 @@ use pushgate_driver_shim::fdpass::{recv_message, send_message};
 
 /// The form of everything that two processes share here. It is part of a copier's name, so builds that differ in it have copiers of
 /// their own.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 /// How long an answer may take: opening a GPU and importing memory take a second or two on a busy machine.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,8 +1,8 @@
-//! A client's end of the rings: copies are posted here and asked for their completion.
+//! A client's end of the rings, one for each direction: copies are posted here and asked for their completion.
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use super::client::Shared;
 use super::layout::{Command, Layout, SLOTS};
@@ -17,10 +17,6 @@ pub enum Direction {
     Pull,
 }
 
-/// Bytes of copies that follow each other in a ring before the next ones go to the direction's other ring. Each ring has a stream of
-/// its own. Two streams fill the gap that one leaves between copies; and copies of one ring that wait together cost the copier one
-/// call of the driver, so short ones should wait together (docs/copier.md).
-const RUN: u64 = 256 << 10;
 /// Allocations that one copy may extend over.
 const PIECES: u64 = 64;
 
@@ -52,41 +48,27 @@ pub enum PostError {
 /// A copy that was posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "the copy is complete when CopyQueue::done says so"]
-pub struct Ticket {
-    second: bool,
-    index: u64,
-}
+pub struct Ticket(u64);
 
-struct Ring {
+/// The producer's end of the ring of one direction. It belongs to one thread at a time; it calls no driver and allocates nothing.
+pub struct CopyQueue {
+    shared: Arc<Shared>,
+    direction: Direction,
     posted: u64,
     /// Copies that were seen complete.
     seen: u64,
 }
 
-/// The producer's end of the rings of one direction. It belongs to one thread at a time; it calls no driver and allocates nothing.
-pub struct CopyQueue {
-    shared: Arc<Shared>,
-    direction: Direction,
-    rings: [Ring; 2],
-    /// The ring that the next copy goes to.
-    second: bool,
-    /// Bytes that went there since the last turn.
-    run: u64,
-}
-
 impl CopyQueue {
-    /// The queue of a direction, which goes on where an earlier one has left the rings. All copies of that one must be complete.
+    /// The queue of a direction, which goes on where an earlier one has left the ring. All copies of that one must be complete.
     pub(super) fn new(shared: Arc<Shared>, direction: Direction) -> Self {
-        let rings = [false, true].map(|second| {
-            // This process alone writes the word, and one queue at a time.
-            let posted = Layout(&shared.memory).tail(ring_number(direction, second)).load(Ordering::Relaxed);
-            Ring { posted, seen: posted }
-        });
-        CopyQueue { shared, direction, rings, second: false, run: 0 }
+        // This process alone writes the word, and one queue at a time.
+        let posted = Layout(&shared.memory).tail(direction.ring()).load(Ordering::Relaxed);
+        CopyQueue { shared, direction, posted, seen: posted }
     }
 
     /// Posts a copy of `length` bytes between `device`, an address of the device's memory in this process, and `host`, an address of
-    /// host memory in this process. Copies run side by side: a later copy may be complete before an earlier one.
+    /// host memory in this process. Copies of one queue are complete in the order in which they were posted.
     ///
     /// A pull reads what this thread wrote to the host memory before the call. A push reads what a kernel wrote to device memory
     /// before this thread saw a flag of that kernel.
@@ -96,6 +78,7 @@ impl CopyQueue {
     /// the destination. (Both must be registered, which is checked.)
     pub unsafe fn post(&mut self, device: u64, host: u64, length: usize) -> Result<Ticket, PostError> {
         self.health()?;
+        let room = self.room();
         let length = length as u64;
         let tables = self.shared.tables();
         let (host_key, host_offset) = tables.host(host, length).ok_or(PostError::Unregistered {
@@ -106,17 +89,10 @@ impl CopyQueue {
         let unregistered = PostError::Unregistered { kind: "device", address: device, length };
         // It may lie in several allocations that follow each other in the address space.
         let pieces = tables.pieces(device, length).filter(|pieces| *pieces <= PIECES).ok_or(unregistered)?;
-        let layout = Layout(&self.shared.memory);
-        if self.run >= RUN
-            || !self.rings[usize::from(self.second)].has_room(layout.mark(self.number()), pieces)
-        {
-            (self.second, self.run) = (!self.second, 0);
-        }
-        let number = self.number();
-        let ring = &mut self.rings[usize::from(self.second)];
-        if !ring.has_room(layout.mark(number), pieces) {
+        if pieces > room {
             return Err(PostError::Full);
         }
+        let (layout, ring) = (Layout(&self.shared.memory), self.direction.ring());
         let mut at = 0;
         for _ in 0..pieces {
             let (key, offset, bytes) = tables.device(device + at, length - at).expect("counted above");
@@ -128,42 +104,47 @@ impl CopyQueue {
                 host_offset: host_offset + at,
                 length: bytes,
             };
-            layout.write(number, ring.posted, command);
-            ring.posted += 1;
+            layout.write(ring, self.posted, command);
+            self.posted += 1;
             at += bytes;
         }
-        if wake::publish(layout.tail(number), layout.asleep(), ring.posted) {
+        if wake::publish(layout.tail(ring), layout.asleep(), self.posted) {
             self.shared.ringer.ring();
         }
-        self.run += length;
-        Ok(Ticket { second: self.second, index: ring.posted - 1 })
-    }
-
-    /// The number of the ring that the next copy goes to.
-    fn number(&self) -> usize {
-        ring_number(self.direction, self.second)
+        Ok(Ticket(self.posted - 1))
     }
 
     /// Whether a copy is complete. After true the host may read what was pushed, and a kernel that sees a flag which is written from
     /// now on reads what was pulled (P3).
     #[inline]
     pub fn done(&mut self, ticket: Ticket) -> bool {
-        let ring = &mut self.rings[usize::from(ticket.second)];
-        if ring.seen <= ticket.index {
-            let number = ring_number(self.direction, ticket.second);
-            ring.look(Layout(&self.shared.memory).mark(number));
+        if self.seen <= ticket.0 {
+            self.look();
         }
-        ring.seen > ticket.index
+        self.seen > ticket.0
     }
 
     /// Whether another copy can be posted, whatever allocations it lies in.
     #[inline]
     pub fn has_room(&mut self) -> bool {
-        let layout = Layout(&self.shared.memory);
-        [false, true].into_iter().any(|second| {
-            let mark = layout.mark(ring_number(self.direction, second));
-            self.rings[usize::from(second)].has_room(mark, PIECES)
-        })
+        self.room() >= PIECES
+    }
+
+    /// How many commands the ring has room for, as far as that matters.
+    fn room(&mut self) -> u64 {
+        if self.posted - self.seen + PIECES > SLOTS {
+            self.look();
+        }
+        SLOTS - (self.posted - self.seen)
+    }
+
+    /// Looks how far the copier is. A number that it can't have reached does not count.
+    fn look(&mut self) {
+        // Acquire: pairs with the release in the copier's `Client::look`, so that what was pushed is read after this.
+        let mark = Layout(&self.shared.memory).mark(self.direction.ring()).load(Ordering::Acquire);
+        if mark <= self.posted {
+            self.seen = self.seen.max(mark);
+        }
     }
 
     /// Fails if the copier has ended or copies no more.
@@ -180,6 +161,11 @@ impl CopyQueue {
         self.direction
     }
 
+    /// The copier's process, if it has a number here.
+    pub fn process(&self) -> Option<u32> {
+        self.shared.pid
+    }
+
     #[cfg(test)]
     pub(super) fn memory(&self) -> &pushgate_driver_shim::memory::SharedMemory {
         &self.shared.memory
@@ -191,31 +177,18 @@ impl CopyQueue {
     }
 }
 
-fn ring_number(direction: Direction, second: bool) -> usize {
-    2 * usize::from(direction == Direction::Pull) + usize::from(second)
-}
-
-impl Ring {
-    /// Looks how far the copier is. A number that it can't have reached does not count.
-    fn look(&mut self, mark: &AtomicU64) {
-        // Acquire: what was pushed is read after this. The GPU stored the mark after the bytes (`hands.rs`).
-        let mark = mark.load(Ordering::Acquire);
-        if mark <= self.posted {
-            self.seen = self.seen.max(mark);
+impl Direction {
+    /// The ring of the direction.
+    fn ring(self) -> usize {
+        match self {
+            Direction::Push => 0,
+            Direction::Pull => 1,
         }
-    }
-
-    fn has_room(&mut self, mark: &AtomicU64, pieces: u64) -> bool {
-        if self.posted - self.seen + pieces > SLOTS {
-            self.look(mark);
-        }
-        self.posted - self.seen + pieces <= SLOTS
     }
 }
 
 impl fmt::Debug for CopyQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [a, b] = &self.rings;
-        write!(f, "CopyQueue({:?}, {}/{} and {}/{} done)", self.direction, a.seen, a.posted, b.seen, b.posted)
+        write!(f, "CopyQueue({:?}, {}/{} done)", self.direction, self.seen, self.posted)
     }
 }

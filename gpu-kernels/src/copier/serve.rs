@@ -16,7 +16,7 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 
 use super::engine::{Client, Engine, Mailbox, News};
-use super::hands::{Hands, Line};
+use super::hands::{Fence, Hands, Line};
 use super::layout::RINGS;
 use super::places::{Kind, Place};
 use super::protocol::{self, Request};
@@ -95,10 +95,14 @@ impl Server {
     pub fn start(executor: Arc<dyn Executor>) -> Result<Self, String> {
         let failed = |e: io::Error| format!("the copier's thread: {e}");
         let mailbox = Arc::new(Mailbox::new().map_err(failed)?);
-        let engine = Engine::new(mailbox.clone());
-        let engine =
-            thread::Builder::new().name("copier".into()).spawn(move || engine.run()).map_err(failed)?;
-        Ok(Server { hands: Hands(executor), mailbox, clients: Arc::default(), engine: Some(engine) })
+        let (engine, hands) = (Engine::new(mailbox.clone()), Hands(executor));
+        let of = hands.clone();
+        let copies = move || {
+            let _current = of.enter().map_err(|e| e.to_string())?;
+            engine.run()
+        };
+        let engine = thread::Builder::new().name("copier".into()).spawn(copies).map_err(failed)?;
+        Ok(Server { hands, mailbox, clients: Arc::default(), engine: Some(engine) })
     }
 
     /// Accepts clients until the last has gone, or the device has failed.
@@ -195,7 +199,7 @@ impl Conversation {
         let Request::Hello { bytes, memory } = protocol::hear(&self.stream)? else {
             return protocol::answer(&self.stream, Err("the first request must be a greeting"), &[]);
         };
-        let (lines, ringer) = match self.join(memory, bytes) {
+        let (fences, ringer) = match self.join(memory, bytes) {
             Ok(joined) => joined,
             Err(why) => return protocol::answer(&self.stream, Err(&why), &[]),
         };
@@ -203,48 +207,38 @@ impl Conversation {
             self.stream.set_read_timeout(None)?;
             loop {
                 let request = protocol::hear(&self.stream)?;
-                let answer = self.serve(request, &lines);
+                let answer = self.serve(request, &fences);
                 protocol::answer(&self.stream, answer.as_ref().copied().map_err(String::as_str), &[])?;
             }
         });
         // The memories are let go of once no copy uses them.
         if let Some(Some(client)) = self.ask(|answer| News::Left(self.id, answer)) {
-            finish(&lines);
+            finish(&fences);
             drop(client);
         }
         heard
     }
 
-    fn join(&self, memory: OwnedFd, bytes: u64) -> Result<([Line; RINGS], bell::Ringer), String> {
+    fn join(&self, memory: OwnedFd, bytes: u64) -> Result<([Fence; RINGS], bell::Ringer), String> {
         if bytes < super::layout::ASIDE as u64 {
             return Err(format!("{bytes} bytes are too few for the rings"));
         }
         let (place, memory) = self.hands.rings(memory, bytes)?;
-        let seen = place.address;
         let mut places = super::places::Places::default();
         places.add(Kind::Host, place);
         let line = |_| self.hands.line(self.pid).map_err(|e| e.to_string());
         let lines: Vec<Line> = (0..RINGS).map(line).collect::<Result<_, _>>()?;
         let lines: [Line; RINGS] = lines.try_into().unwrap_or_else(|_| unreachable!("as many as rings"));
+        let fences = lines.each_ref().map(Line::fence);
         let (bell, ringer) = bell::pair().map_err(|e| e.to_string())?;
         let stream = self.stream.try_clone().map_err(|e| e.to_string())?;
-        let client = Client {
-            id: self.id,
-            memory,
-            seen,
-            bell,
-            lines: lines.clone(),
-            cursors: [0; RINGS],
-            before: [0; RINGS],
-            places,
-            stream,
-            ended: false,
-        };
+        let client =
+            Client { id: self.id, memory, bell, lines, cursors: [0; RINGS], places, stream, ended: false };
         self.mailbox.post(News::Joined(Box::new(client)));
-        Ok((lines, ringer))
+        Ok((fences, ringer))
     }
 
-    fn serve(&self, request: Request, lines: &[Line; RINGS]) -> Result<u64, String> {
+    fn serve(&self, request: Request, fences: &[Fence; RINGS]) -> Result<u64, String> {
         let add = |kind, place: Place| {
             let key = self.ask(|answer| News::Add(self.id, kind, place, answer)).flatten();
             key.map(u64::from)
@@ -263,7 +257,7 @@ impl Conversation {
                 let place = self.ask(|answer| News::Remove(self.id, kind, key, answer)).flatten();
                 let place = place.ok_or_else(|| format!("memory {key} is not registered"))?;
                 // Copies that use it may be under way, though the client should have waited for them.
-                finish(lines);
+                finish(fences);
                 drop(place.keep);
                 Ok(0)
             }
@@ -272,9 +266,9 @@ impl Conversation {
 }
 
 /// Waits until all copies that were handed to the device are complete.
-fn finish(lines: &[Line; RINGS]) {
-    for line in lines {
-        if let Err(e) = line.finish() {
+fn finish(fences: &[Fence; RINGS]) {
+    for fence in fences {
+        if let Err(e) = fence.wait() {
             tracing::warn!("{e}");
         }
     }

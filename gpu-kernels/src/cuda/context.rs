@@ -1,6 +1,7 @@
 //! A GPU's contexts: opening them, making them current on a thread, and the driver's errors with the
 //! device's name.
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_char};
 use std::marker::PhantomData;
 use std::ptr::null_mut;
@@ -78,17 +79,29 @@ impl Drop for Relaxed {
     }
 }
 
+thread_local! {
+    /// The context that the innermost [`Current`] of this thread has pushed, 0 if there is none.
+    static PUSHED: Cell<usize> = const { Cell::new(0) };
+}
+
 /// Makes the context current on this thread while it lives, and keeps our calls from disturbing
 /// other threads' captures.
-pub(super) struct Current<'a> {
+pub(crate) struct Current<'a> {
     context: &'a Context,
-    /// Dropped before the context is popped, because the call may need a context.
+    /// Dropped before the context is popped, because the call may need a context. `None`: an outer value has pushed the context, and
+    /// this one does nothing.
     relaxed: Option<Relaxed>,
+    /// What [`PUSHED`] said before. Values are dropped in the reverse order.
+    outer: usize,
+    /// It belongs to one thread.
+    _thread: PhantomData<*const ()>,
 }
 
 impl Drop for Current<'_> {
     fn drop(&mut self) {
-        drop(self.relaxed.take());
+        let Some(relaxed) = self.relaxed.take() else { return };
+        drop(relaxed);
+        PUSHED.set(self.outer);
         let mut popped = null_mut();
         // SAFETY: writes one handle. This code pushed the context on this thread, and every later
         // push has been popped.
@@ -214,13 +227,19 @@ impl Context {
     }
 
     /// Makes the context current on this thread until the value is dropped.
-    pub(super) fn current(&self) -> Result<Current<'_>> {
+    pub(crate) fn current(&self) -> Result<Current<'_>> {
         // CUDA does not work in a child of `fork`: calls fail there, or never return.
         self.owner.check()?;
-        // SAFETY: the context is retained as long as self lives.
-        let code = unsafe { (self.driver.cuCtxPushCurrent_v2)(self.raw.0) };
-        self.check("cuCtxPushCurrent", code, || "entering the context".to_owned())?;
-        Ok(Current { context: self, relaxed: Some(Relaxed::new(self.driver)) })
+        let (own, outer) = (self.raw.0 as usize, PUSHED.get());
+        let mut current = Current { context: self, relaxed: None, outer, _thread: PhantomData };
+        if own != outer {
+            // SAFETY: the context is retained as long as self lives.
+            let code = unsafe { (self.driver.cuCtxPushCurrent_v2)(self.raw.0) };
+            self.check("cuCtxPushCurrent", code, || "entering the context".to_owned())?;
+            PUSHED.set(own);
+            current.relaxed = Some(Relaxed::new(self.driver));
+        }
+        Ok(current)
     }
 
     /// Returns an error that names the device, unless `code` is success.

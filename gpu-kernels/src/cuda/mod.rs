@@ -44,6 +44,7 @@ mod stub;
 #[cfg(test)]
 pub(crate) mod tests;
 
+pub(crate) use self::context::Current;
 pub(crate) use self::copy_stream::{Copy, CopyMark, CopyStream, ROWS_BELOW, STORES, Store};
 pub use self::driver::{CudaInfo, probe};
 pub use self::executor::{CudaExecutor, current_device};
