@@ -181,4 +181,8 @@ impl Mover for SharedMover {
             Err(TryLockError::WouldBlock) => Ok(false),
         }
     }
+
+    fn process(&self) -> Option<u32> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).queue.process()
+    }
 }

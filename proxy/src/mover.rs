@@ -26,6 +26,11 @@ pub trait Mover: Send {
         let reason = "this mover can't flush what an RDMA device wrote".into();
         Err(MoveError { length: 0, reason })
     }
+
+    /// The process that makes the copies, if it is another one.
+    fn process(&self) -> Option<u32> {
+        None
+    }
 }
 
 /// Why a copy could not be made.

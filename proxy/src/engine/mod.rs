@@ -116,6 +116,10 @@ impl Engine {
         let recorder = Recorder::start(options.program)
             .inspect_err(|e| tracing::warn!("`pushgate inspect` will see nothing of this engine: {e}"))
             .ok();
+        if let (Some(recorder), Some(copier)) = (&recorder, options.mover.as_ref().and_then(|m| m.process()))
+        {
+            recorder.copied_by(copier);
+        }
         let StallReport { after, receives } = options.stall_report;
         let stall = Stall { after: after.as_nanos().try_into().unwrap_or(u64::MAX), receives };
         let machine = Machine::new(options.mover, options.alone, kept.clone());

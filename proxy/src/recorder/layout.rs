@@ -17,6 +17,7 @@
 //! | 17 | 1 once the engine has ended; in the high half, its thread (in memory 0 alone) |
 //! | 18 | how often the engine has slept (in memory 0 alone) |
 //! | 19 | twice the number of queue pairs that have gone, and 1 while one goes (in memory 0 alone) |
+//! | 20 | the process that copies for the engine, or 0 (in memory 0 alone) |
 //! | 32 | four cells, each a transport's name and the metrics of all of its queue pairs that have gone (in memory 0 alone) |
 //!
 //! A slot is a cell ([`crate::cell`]) that says of which queue pair the slot is, and a ring of cells, the entries. An entry is a
@@ -55,6 +56,8 @@ pub(super) const STATE: usize = 17;
 pub(super) const SLEEPS: usize = 18;
 /// Where it is counted how many queue pairs have gone.
 pub(super) const CLOSINGS: usize = 19;
+/// Where the engine stores which process copies for it.
+pub(super) const COPIER: usize = 20;
 const CLOSED: usize = 32;
 /// Transports whose queue pairs that have gone are counted apart.
 pub(super) const TRANSPORTS: usize = 4;

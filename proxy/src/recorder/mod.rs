@@ -38,7 +38,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use self::layout::Head;
 pub use self::layout::{MOST_BYTES, NAME, ReadError};
 pub use self::metrics::{Metrics, Times};
-pub use self::reader::{Closed, Engine, Entry, Memory, QueuePair, read};
+pub use self::reader::{Closed, Copier, Engine, Entry, Memory, QueuePair, read};
 pub use self::trace::About;
 pub(crate) use self::trace::{Stall, Trace};
 pub use self::view::{Counts, Errors, Missing, Moved, Phase, View};
@@ -157,6 +157,11 @@ impl Recorder {
         self.0.words[layout::STATE].store((thread as u64) << 32, Ordering::Relaxed);
     }
 
+    /// The process `copier` copies for the engine.
+    pub(crate) fn copied_by(&self, copier: u32) {
+        self.0.words[layout::COPIER].store(copier.into(), Ordering::Relaxed);
+    }
+
     /// The engine has ended.
     pub(crate) fn end(&self) {
         let word = &self.0.words[layout::STATE];
@@ -172,6 +177,7 @@ impl Recorder {
             engine,
             thread: None,
             state: None,
+            copier: Copier::of(&self.0.words),
             ended: false,
             ran: now,
             now,

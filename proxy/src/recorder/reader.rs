@@ -38,6 +38,8 @@ pub struct Engine {
     /// The state of that thread, or else of the process, as /proc names states: R, S, D, T and others. [`read`] does not
     /// know it.
     pub state: Option<char>,
+    /// The process that copies for the engine between GPU memory and windows, if there is one.
+    pub copier: Option<Copier>,
     /// The engine has ended, by a panic or because its program is done.
     pub ended: bool,
     /// When the engine ran last.
@@ -51,6 +53,23 @@ pub struct Engine {
     pub closed: Option<Vec<Closed>>,
     /// Its queue pairs.
     pub queue_pairs: Vec<QueuePair>,
+}
+
+/// A process that copies for an engine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Copier {
+    /// The process, by its number in the PID namespace of the engine's process.
+    pub pid: u32,
+    /// Its state, as /proc names states. [`read`] does not know it.
+    pub state: Option<char>,
+}
+
+impl Copier {
+    /// The copier that the words of an engine's first memory name.
+    pub(super) fn of(words: &[AtomicU64]) -> Option<Self> {
+        let pid = words[layout::COPIER].load(Ordering::Relaxed) as u32;
+        (pid != 0).then_some(Copier { pid, state: None })
+    }
 }
 
 /// The queue pairs of one transport that have gone.
@@ -177,6 +196,7 @@ pub fn read(memories: &[Memory]) -> Option<Engine> {
         engine: head.engine,
         thread: Some((state >> 32) as u32).filter(|thread| *thread != 0),
         state: None,
+        copier: Copier::of(&first.words),
         ended: state & 1 != 0,
         ran,
         now,

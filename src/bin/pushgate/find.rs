@@ -67,6 +67,10 @@ pub fn one(pid: u32) -> io::Result<Found> {
     let engines = engines.into_values().filter_map(|memories| {
         let mut engine = read(&memories)?;
         engine.state = state(&proc, engine.thread);
+        if let Some(copier) = &mut engine.copier {
+            // By way of the process's own /proc, where its numbers hold.
+            copier.state = state(&proc.join(format!("root/proc/{}", copier.pid)), None);
+        }
         Some(engine)
     });
     let process = Process { pid, name: name(&proc), engines: engines.collect() };

@@ -25,7 +25,8 @@ impl Said {
 
 /// Who waits for whom, by the ends that are at hand. What has moved within the last `least` nanoseconds is not stuck.
 pub(super) fn sentence(ends: &[End<'_>], least: u64) -> Said {
-    if let Some(said) = engine_is_late(ends).or_else(|| has_ended(ends)).or_else(|| is_broken(ends)) {
+    let first = engine_is_late(ends).or_else(|| has_ended(ends)).or_else(|| copier_is_stopped(ends));
+    if let Some(said) = first.or_else(|| is_broken(ends)) {
         return said;
     }
     let about = &ends[0].qp.about;
@@ -81,6 +82,21 @@ fn engine_is_late(ends: &[End<'_>]) -> Option<Said> {
         None => String::new(),
     };
     said(format!("rank {rank}'s engine has not run for {}{why}", time(still)))
+}
+
+/// A copier that is stopped: nothing is copied between GPU memory and windows for its ranks.
+fn copier_is_stopped(ends: &[End<'_>]) -> Option<Said> {
+    ends.iter().find_map(|end| {
+        let copier = end.engine.copier.as_ref()?;
+        let why = match copier.state? {
+            'T' => "is stopped: state T",
+            't' => "is stopped by a debugger: state t",
+            _ => return None,
+        };
+        let (rank, pid) = (end.rank(), copier.pid);
+        let text = format!("the copier of rank {rank}'s GPU (process {pid}) {why}");
+        Some(Said { text, blames: Some(rank), still: end.still() })
+    })
 }
 
 fn has_ended(ends: &[End<'_>]) -> Option<Said> {
@@ -239,7 +255,12 @@ impl Flow<'_> {
                 1 => "1 copy of a message".into(),
                 n => format!("{n} copies of messages"),
             };
-            let text = format!("{copies} into memory of rank {to} did not end: its device is slow");
+            let copier = self.receiver.and_then(|end| end.engine.copier.as_ref());
+            let slow = match copier {
+                Some(copier) => format!("its device or its copier (process {}) is slow", copier.pid),
+                None => "its device is slow".into(),
+            };
+            let text = format!("{copies} into memory of rank {to} did not end: {slow}");
             return self.blame(to, text);
         }
         let posts = self.receiver.is_some_and(|end| end.qp.about.posted_receives);

@@ -1,6 +1,7 @@
 use pushgate_driver_shim::abi;
 
 use super::*;
+use crate::recorder::reader::Copier;
 use crate::recorder::trace::About;
 use crate::recorder::view::{Errors, Moved, View};
 use crate::session::Status;
@@ -37,6 +38,7 @@ fn process(rank: u32, ran: u64, state: char, qp: QueuePair) -> Process {
         engine: 0,
         thread: None,
         state: Some(state),
+        copier: None,
         ended: false,
         ran: NOW - ran,
         now: NOW,
@@ -162,6 +164,21 @@ fn an_engine_that_does_not_run_is_to_blame_before_anything_else() {
     let mut ended = runs(1, holds(64, 0));
     ended.engines[0].ended = true;
     assert!(sentence(&[ended]).starts_with("rank 1's engine has ended"));
+}
+
+#[test]
+fn a_copier_that_is_stopped_is_to_blame_before_what_waits_for_it() {
+    let with = |state| {
+        let copies = View { copies: 2, ..holds(64, 0) };
+        let mut receiver = runs(1, copies);
+        receiver.engines[0].copier = Some(Copier { pid: 77, state });
+        sentence(&[process(0, 0, 'S', qp(0, 13 * S, out_of_credit(100, 64))), receiver])
+    };
+    assert_eq!(with(Some('T')), "the copier of rank 1's GPU (process 77) is stopped: state T");
+    for state in [Some('R'), Some('S'), None] {
+        let said = with(state);
+        assert!(said.contains("did not end: its device or its copier (process 77) is slow"), "{said}");
+    }
 }
 
 #[test]

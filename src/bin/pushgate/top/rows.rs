@@ -361,6 +361,7 @@ mod tests {
             ended: false,
             ran: at * S,
             now: at * S,
+            copier: None,
             sleeps: 0,
             closed: None,
             queue_pairs: queue_pairs.iter().enumerate().map(qp).collect(),

@@ -38,6 +38,7 @@ fn found(queue_pairs: Vec<QueuePair>, closed: Option<Vec<Closed>>) -> Vec<Found>
         ended: false,
         ran: 4 * S,
         now: 5 * S,
+        copier: None,
         sleeps: 6,
         closed,
         queue_pairs,
