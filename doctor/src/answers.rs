@@ -34,6 +34,9 @@ pub struct Answers {
     #[serde(default)]
     rdma_cm: Option<RdmaCm>,
     nccl: Nccl,
+    /// Earlier releases say nothing.
+    #[serde(default)]
+    compute_modes: Read<Vec<u32>>,
 }
 
 /// [`PortState`], as the file has it.
@@ -103,6 +106,7 @@ impl Answers {
         r.module.devices = self.module.clone();
         r.rdma_cm = self.rdma_cm.clone().unwrap_or_default();
         r.nccl = self.nccl.clone();
+        r.gpu.compute_modes = self.compute_modes.clone();
     }
 
     /// The answers in `readings`, for an archive.
@@ -161,6 +165,7 @@ impl Answers {
                     Ok(plugin)
                 }),
             },
+            compute_modes: stand.read(&r.gpu.compute_modes),
         }
     }
 }

@@ -303,6 +303,8 @@ pub struct Gpu {
     pub mig_instances: usize,
     /// The process of the MPS control daemon.
     pub mps: Option<u32>,
+    /// The compute mode of each GPU that CUDA shows this process, by index.
+    pub compute_modes: Read<Vec<u32>>,
 }
 
 /// The kernel and this process.

@@ -263,6 +263,7 @@ fn said(r: &mut Readings) {
     r.host.readv = Read::Is(());
     r.host.memfd = Read::Is(());
     r.host.shm = Read::Is((8 << 30, 8 << 30));
+    r.gpu.compute_modes = Read::Is(vec![0]);
     r.nccl.version = Read::Is((22809, "libnccl.so.2".into()));
     r.nccl.plugin_variable = Some("pushgate".into());
     r.nccl.ref_count = Some("1".into());
@@ -707,6 +708,13 @@ cases! {
     "mig" Passed "no GPU instance" |_| {};
     "mig" NotApplicable "no NVIDIA GPU" no_gpu;
     "mig" Warned "GPU instances: 1" |h| h.write("proc/driver/nvidia/capabilities/gpu0/mig/gi1/access", b"1\n");
+
+    "copier" Passed "no GPU is in an exclusive" |_| {};
+    "copier" NotApplicable "no NVIDIA GPU" no_gpu;
+    "copier" NotApplicable "not asked" |h| h.live = |r| r.gpu.compute_modes = Read::Absent;
+    "copier" Warned "GPU 0, 2: compute mode EXCLUSIVE_PROCESS" |h| h.live = |r| r.gpu.compute_modes = Read::Is(vec![3, 0, 3]);
+    "copier" Warned "PROHIBITED" |h| h.live = |r| r.gpu.compute_modes = Read::Is(vec![2]);
+    "copier" Warned "-d COMPUTE" |h| h.live = |r| r.gpu.compute_modes = Read::Unreadable("no library".into());
 
     "mps" Passed "no MPS" |_| {};
     "mps" NotApplicable "no NVIDIA GPU" no_gpu;

@@ -197,9 +197,65 @@ pub fn mps(r: &Readings) -> Vec<Finding> {
     }]
 }
 
+/// The NCCL plugin's copies are another process's (docs/copier.md), which opens each GPU beside the program. The modes are
+/// `CUcomputemode` of cuda.h: 2 PROHIBITED, 3 EXCLUSIVE_PROCESS.
+pub fn copier(r: &Readings) -> Vec<Finding> {
+    if let Some(finding) = no_gpu(r) {
+        return vec![finding];
+    }
+    let modes = match &r.gpu.compute_modes {
+        Read::Is(modes) => modes,
+        Read::Absent => return vec![Finding::not_applicable("", "CUDA was not asked for the compute modes")],
+        Read::Unreadable(why) => return vec![Finding::warned("", why, "look with nvidia-smi -q -d COMPUTE")],
+    };
+    let of = |mode| {
+        let gpus = (0..).zip(modes).filter(|(_, found)| **found == mode);
+        gpus.map(|(gpu, _): (usize, _)| gpu.to_string()).collect::<Vec<_>>().join(", ")
+    };
+    match (of(3), of(2)) {
+        (alone, closed) if alone.is_empty() && closed.is_empty() => {
+            vec![Finding::passed("", "no GPU is in an exclusive compute mode")]
+        }
+        (alone, closed) => [
+            (alone, "EXCLUSIVE_PROCESS: one process, and the copier is another"),
+            (closed, "PROHIBITED"),
+        ]
+        .into_iter()
+        .filter(|(gpus, _)| !gpus.is_empty())
+        .map(|(gpus, mode)| {
+            Finding::warned(
+                "",
+                format!(
+                    "GPU {gpus}: compute mode {mode}; the NCCL plugin takes path bounce, which is slower"
+                ),
+                format!("sudo nvidia-smi -i {} -c DEFAULT", gpus.replace(", ", ",")),
+            )
+        })
+        .collect(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn gpus_that_admit_one_process_alone_are_named() {
+        let of = |compute_modes| {
+            let mut r = Readings::default();
+            (r.gpu.count, r.gpu.compute_modes) = (4, compute_modes);
+            copier(&r).into_iter().map(|f| format!("{f:?}")).collect::<Vec<_>>()
+        };
+        let shared = of(Read::Is(vec![0, 0]));
+        assert!(shared.len() == 1 && shared[0].contains("no GPU is in"), "{shared:?}");
+        let some = of(Read::Is(vec![0, 3, 2, 3]));
+        assert!(
+            some.len() == 2 && some[0].contains("GPU 1, 3: ") && some[0].contains("-i 1,3 -c DEFAULT"),
+            "{some:?}"
+        );
+        assert!(some[1].contains("GPU 2: compute mode PROHIBITED"), "{some:?}");
+        assert!(of(Read::Unreadable("no library".into()))[0].contains("no library"));
+    }
 
     #[test]
     fn versions_are_found_in_the_lines_that_carry_them() {

@@ -77,6 +77,7 @@ checks! {
     "peer-mapping", "the GPU's driver maps a BAR for users that are not root", [Gpu, Host], gpu::peer_mapping;
     "mig", "GPUs are not split", [Gpu], gpu::mig;
     "mps", "no MPS daemon stands between programs and GPU", [Gpu], gpu::mps;
+    "copier", "GPUs let another process copy their memory", [Gpu], gpu::copier;
     "iommu", "GPUs and RDMA devices reach each other without translation", [Gpu, Pci, Rdma], pci::iommu;
     "acs", "no bridge sends their traffic up to the root", [Gpu, Pci, Rdma], pci::acs;
     "nccl", "NCCL is there, of a version that takes the plugin", [Nccl], nccl::library;

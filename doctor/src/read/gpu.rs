@@ -1,10 +1,12 @@
 //! NVIDIA's driver, as /proc and sysfs show it.
 
+use std::ffi::{c_int, c_uint};
 use std::path::Path;
 
 use pushgate_topology::{Address, Function, Parent};
 
 use super::files::{names, text};
+use super::nccl::open;
 use super::roots::Roots;
 use crate::readings::{Gpu, Read};
 
@@ -33,7 +35,47 @@ pub fn gpu(roots: &Roots) -> Gpu {
         peermem: ["nvidia_peermem", "nv_peer_mem"].iter().any(|m| roots.sys.join("module").join(m).exists()),
         mig_instances: mig_instances(roots),
         mps: if present { mps(roots) } else { None },
+        compute_modes: if present && roots.live { compute_modes() } else { Read::Absent },
     }
+}
+
+/// The compute mode of each GPU, as the driver's library says. Opens no GPU.
+fn compute_modes() -> Read<Vec<u32>> {
+    // cuda.h, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE.
+    const COMPUTE_MODE: c_int = 20;
+    type Attribute = unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int;
+    let ask = || -> Result<Vec<u32>, String> {
+        let library = open("libcuda.so.1")?;
+        let lacks = |e: libloading::Error| format!("libcuda.so.1: {e}");
+        // SAFETY: cuda.h: CUresult cuInit(unsigned), cuDeviceGetCount(int *), cuDeviceGetAttribute(int *, attribute, CUdevice).
+        let (init, count, attribute) = unsafe {
+            (
+                library.get::<unsafe extern "C" fn(c_uint) -> c_int>(b"cuInit\0").map_err(lacks)?,
+                library
+                    .get::<unsafe extern "C" fn(*mut c_int) -> c_int>(b"cuDeviceGetCount\0")
+                    .map_err(lacks)?,
+                library.get::<Attribute>(b"cuDeviceGetAttribute\0").map_err(lacks)?,
+            )
+        };
+        let check = |call: &str, code: c_int| match code {
+            0 => Ok(()),
+            code => Err(format!("{call} of libcuda.so.1 fails with error {code}")),
+        };
+        // SAFETY: as above; flags must be 0.
+        check("cuInit", unsafe { init(0) })?;
+        let mut gpus = 0;
+        // SAFETY: writes one int.
+        check("cuDeviceGetCount", unsafe { count(&mut gpus) })?;
+        (0..gpus)
+            .map(|gpu| {
+                let mut mode = 0;
+                // SAFETY: writes one int. A device is its index.
+                check("cuDeviceGetAttribute", unsafe { attribute(&mut mode, COMPUTE_MODE, gpu) })?;
+                Ok(mode.max(0) as u32)
+            })
+            .collect()
+    };
+    ask().map_or_else(Read::Unreadable, Read::Is)
 }
 
 /// PCI functions that topology takes for GPUs.

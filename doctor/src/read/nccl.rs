@@ -30,7 +30,7 @@ pub fn nccl() -> Nccl {
 }
 
 /// Libraries stay open: what they started can't be stopped.
-fn open(name: &str) -> Result<&'static Library, String> {
+pub(super) fn open(name: &str) -> Result<&'static Library, String> {
     // SAFETY: a library that the user's environment names for NCCL; its constructors are made for
     // being loaded by any program.
     let library = unsafe { Library::open(Some(name), RTLD_LAZY | RTLD_LOCAL) };
