@@ -253,7 +253,13 @@ fn p3_p4_p6_gpu_memory_that_the_rdma_device_registers_is_written_and_read() {
 }
 
 #[test]
-fn p7_a_copier_that_is_stopped_is_named_and_one_that_is_killed_ends_the_requests_of_both_ranks() {
+fn p7_a_copier_that_is_killed_ends_the_requests_of_both_ranks_and_is_named() {
+    let found = run_with(command("lost"), &GPU);
+    assert!(found.contains("aborted"), "{found}");
+}
+
+#[test]
+fn inspect_names_a_copier_that_is_stopped_under_ranks_over_local() {
     let mut lost = command("lost");
     lost.env("NCCL_CALLER_PUSHGATE", pushgate_tests::pushgate());
     let found = run_with(lost, &GPU);

@@ -947,7 +947,8 @@ pub fn lost(o: &Options) {
     said.iter().for_each(|w| println!("{w}"));
 }
 
-/// The other rank of [`lost`], whose GPU it is. `NCCL_CALLER_PUSHGATE` is the command that looks at it while its copier is stopped.
+/// The other rank of [`lost`], whose GPU it is. The command `NCCL_CALLER_PUSHGATE`, if it is set, looks at the rank while its copier is
+/// stopped.
 pub fn lost_rank(o: &Options) {
     let plugin = o.open();
     let mut peer = parent();
@@ -957,11 +958,12 @@ pub fn lost_rank(o: &Options) {
     let killer = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(50));
         kill_process(copier, Signal::STOP).expect("a copier");
-        let pushgate = std::env::var_os("NCCL_CALLER_PUSHGATE").expect("the command");
-        let said = Command::new(pushgate).args(["inspect", &std::process::id().to_string()]).output();
-        let said = String::from_utf8(said.expect("pushgate inspect").stdout).expect("text");
-        let named = format!("'s GPU (process {}) is stopped: state T", copier.as_raw_nonzero());
-        assert!(said.contains(&named), "no {named:?} in\n{said}");
+        if let Some(pushgate) = std::env::var_os("NCCL_CALLER_PUSHGATE") {
+            let said = Command::new(pushgate).args(["inspect", &std::process::id().to_string()]).output();
+            let said = String::from_utf8(said.expect("pushgate inspect").stdout).expect("text");
+            let named = format!("'s GPU (process {}) is stopped: state T", copier.as_raw_nonzero());
+            assert!(said.contains(&named), "no {named:?} in\n{said}");
+        }
         kill_process(copier, Signal::KILL).expect("a copier");
     });
     until_lost(&plugin, ends, &mut *peer);
