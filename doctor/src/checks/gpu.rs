@@ -180,7 +180,7 @@ pub fn mig(r: &Readings) -> Vec<Finding> {
 }
 
 /// With MPS kernels of several processes share a GPU at once, and one client's fault ends them all
-/// (CUDA MPS guide). Nothing of pushgate was seen under it.
+/// (CUDA MPS guide). Two training programs over the NCCL plugin were seen under it at once (docs/benchmarks.md).
 pub fn mps(r: &Readings) -> Vec<Finding> {
     if let Some(finding) = no_gpu(r) {
         return vec![finding];
