@@ -905,9 +905,9 @@ fn until_lost(plugin: &Plugin, ends: Ends, peer: &mut dyn Bootstrap) -> super::t
     // So that neither rank learns of the failure by the other's closing.
     peer.barrier();
     let begin = Instant::now();
-    // Both ends have ended or end now: no request waits any more.
+    // Both ends have ended or end now: no request waits any more. What had arrived, or was copied before the copier's end, may be done.
     for request in [s, r].into_iter().flatten() {
-        wait(plugin, request).expect_err("a copy is done, although the GPU is lost");
+        let _done_or_failed = wait(plugin, request);
     }
     // Posts do not wait either: they fail, or their tests do, as soon as the connection has ended. Until then a send may find no receive,
     // or one that the other rank had posted, and such a short one is done.
