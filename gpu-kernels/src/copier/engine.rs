@@ -28,7 +28,7 @@ const BYTES: u64 = 1 << 20;
 const SPIN: Duration = Duration::from_micros(200);
 /// How long after the last command it gives way to other threads between its looks, before it sleeps.
 const YIELD: Duration = Duration::from_millis(3);
-/// How long it sleeps between looks at copies that the device has had for longer than that.
+/// How long it sleeps between its looks where the device has had copies for longer than [`YIELD`] and no other command comes.
 const CHECK: Duration = Duration::from_micros(100);
 /// How long it sleeps at most.
 const SLEEP: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
