@@ -92,10 +92,13 @@ __device__ bool until(const ncclGin& gin, int signal, u64 least, u64 deadline) {
   return true;
 }
 
-// What was wrong first.
+constexpr int BLOCKS = 8, PARTS = 6, GUARD = 64;
+
+// What was wrong first, and how far each block has come: its step, and when it began that (GPU's clock).
 struct Fault {
   unsigned any, what, block, step, part;
   u64 at, size, seen, expected;
+  u64 begun[BLOCKS], steps[BLOCKS], since[BLOCKS];
 };
 enum { DEADLINE_ACK = 1, DEADLINE_DATA, BYTES, AROUND, GOT, VALUE };
 
@@ -107,7 +110,6 @@ __device__ void fault(Fault* f, unsigned what, unsigned step, unsigned part, u64
   }
 }
 
-constexpr int BLOCKS = 8, PARTS = 6, GUARD = 64;
 constexpr size_t MOST = 1 << 20, PLACE = MOST + 2 * GUARD + 64;
 constexpr size_t BLOCK_BYTES = 2 * PARTS * PLACE;  // two halves, used by turns
 constexpr size_t SPAN = BLOCKS * BLOCK_BYTES;
@@ -154,7 +156,12 @@ __global__ void random_kernel(ncclWindow_t window, char* own, ncclDevComm comm, 
   if (threadIdx.x == 0) bad = 0;
   __syncthreads();
   u64 bytes = 0, ops = 0;
+  if (threadIdx.x == 0) *(volatile u64*)&faults->begun[block] = now();
   for (unsigned step = 0; step < steps && !bad; step++) {
+    if (threadIdx.x == 0) {
+      faults->steps[block] = step;
+      faults->since[block] = now();
+    }
     // The place is free again when the peer has checked what lay there two steps ago.
     if (threadIdx.x == 0 && step >= 2 && !until(gin, ack, acked + step - 1, min(now() + LIMIT, end))) {
       fault(faults, DEADLINE_ACK, step, 0, gin.readSignal(ack), 0, acked + step - 1, 0);
@@ -396,9 +403,14 @@ static int random_ops(double seconds, u64 seed) {
     barrier();
     if (!shared->go) break;
     CUDA(cudaMemset(ended, 0, sizeof(unsigned)));
+    memset(fault->begun, 0, sizeof fault->begun);
     // The patterns of a round are its own; what is kept for gets stays that of the first.
     random_kernel<<<BLOCKS, 256, 0, r.stream>>>(r.window, r.own, r.device, seed, mix(seed + rounds), steps, sent, acked, fault, count, ended);
     CUDA(cudaGetLastError());
+    // Launches into two streams have no order. Beside another program on the GPU the busy kernel was seen to begin first, and to leave
+    // no room for this one.
+    for (int b = 0; b < BLOCKS; b++)
+      while (*(volatile u64*)&fault->begun[b] == 0 && cudaStreamQuery(r.stream) == cudaErrorNotReady) usleep(50);
     busy_kernel<<<properties.multiProcessorCount * 2, 1024, 0, beside>>>(ended, memory, floats);
     CUDA(cudaGetLastError());
     r.wait();
@@ -407,7 +419,11 @@ static int random_ops(double seconds, u64 seed) {
       static const char* names[] = {"", "no ack before the deadline", "no data before the deadline", "a wrong byte", "a byte around was written", "a wrong byte of a get", "a wrong value"};
       printf("rank %d, round %llu: %s: block %u step %u part %u at %llu of %llu: %llx, expected %llx\n", rank, rounds,
              names[fault->what], fault->block, fault->step, fault->part, fault->at, fault->size, fault->seen, fault->expected);
-
+    }
+    if (fault->any || shared->wrong) {
+      for (int b = 0; b < BLOCKS; b++)
+        printf("rank %d, block %d: began at %.3f s of the GPU's clock, step %llu since %.3f s\n", rank, b, fault->begun[b] % 1000000000000ull / 1e9,
+               fault->steps[b], fault->since[b] % 1000000000000ull / 1e9);
       shared->wrong = 1;
       return 1;
     }
