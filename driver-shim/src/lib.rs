@@ -18,6 +18,7 @@ pub mod provider;
 pub mod segment;
 #[allow(missing_docs, non_camel_case_types, clippy::undocumented_unsafe_blocks)]
 pub mod uapi;
+pub mod users;
 pub mod window;
 
 /// Why memory could not be made, taken over or recognised.

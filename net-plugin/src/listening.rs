@@ -9,6 +9,7 @@ use std::sync::Once;
 
 use pushgate::Settings;
 use pushgate::settings::QpKind;
+use pushgate_driver_shim::users::is_ours_or_root;
 use pushgate_proxy::door::{Door, Limits, Purpose, Terms};
 use pushgate_proxy::link::verbs::Device;
 use pushgate_proxy::wire::peer_cred;
@@ -105,9 +106,7 @@ fn next(mut accept: impl FnMut() -> std::io::Result<Stream>) -> Result<Option<St
 /// memory.
 pub fn is_ours(stream: &Stream) -> bool {
     match stream {
-        Stream::Unix(s) => {
-            peer_cred(s).is_ok_and(|peer| peer.uid == rustix::process::geteuid().as_raw() || peer.uid == 0)
-        }
+        Stream::Unix(s) => peer_cred(s).is_ok_and(|peer| is_ours_or_root(peer.uid)),
         Stream::Tcp(_) => true,
     }
 }

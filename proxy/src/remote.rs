@@ -15,6 +15,7 @@ use pushgate_driver_shim::bell::{self, Bell, Ringer};
 use pushgate_driver_shim::fork::Owner;
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_driver_shim::process::Process;
+use pushgate_driver_shim::users;
 use pushgate_driver_shim::versions::{TooFarApart, Versions};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -591,7 +592,7 @@ fn dial(path: &Path, deadline: Instant, trusts: Option<u32>) -> Result<UnixStrea
     })?;
     let theirs = wire::peer_cred(&stream).map_err(|e| remote(format!("SO_PEERCRED of {at}: {e}")))?.uid;
     let ours = rustix::process::geteuid().as_raw();
-    if theirs != ours && theirs != 0 && trusts != Some(theirs) {
+    if !users::is_ours_or_root(theirs) && trusts != Some(theirs) {
         return Err(remote(format!(
             "the proxy at {at} is user {theirs}'s, this program is user {ours}'s: name the socket of a proxy of your own, \
              or, if that user may see this program's memory, set proxy-user to {theirs}"

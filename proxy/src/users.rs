@@ -87,12 +87,6 @@ fn number_of(name: &str, look: fn(&str) -> io::Result<u32>) -> io::Result<u32> {
     }
 }
 
-/// The number that stands for every user of another user namespace that has no number in ours.
-pub(crate) fn overflow() -> u32 {
-    let text = std::fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap_or_default();
-    text.trim().parse().unwrap_or(65534)
-}
-
 /// Calls one of the C library's functions that find an entry by its name, which may come from any source of the system's (NSS).
 /// The function has the name, the place of the entry, room for text, the room's size, and the place of what it finds; `number`
 /// is the entry's number.

@@ -11,9 +11,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::bell;
+use pushgate_driver_shim::users::is_ours;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
-use rustix::process::geteuid;
 
 use super::engine::{Client, Engine, Mailbox, News};
 use super::hands::{Fence, Hands, Line};
@@ -137,7 +137,7 @@ impl Server {
     /// Serves a client on a thread of its own, if it is of this user.
     pub fn admit(&self, stream: UnixStream) {
         let Ok(peer) = socket_peercred(&stream) else { return };
-        if peer.uid != geteuid() || self.clients.load(Ordering::Acquire) >= MOST {
+        if !is_ours(peer.uid.as_raw()) || self.clients.load(Ordering::Acquire) >= MOST {
             return;
         }
         let pid = peer.pid.as_raw_nonzero().get() as u32;

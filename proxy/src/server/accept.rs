@@ -8,10 +8,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::process::Process;
+use pushgate_driver_shim::users::without_number;
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::users::overflow;
 use crate::wire::{self, PeerCred, Refusal, Reply};
 
 use super::client::{Guest, Server, attend};
@@ -56,7 +56,7 @@ pub fn serve(listener: UnixListener, options: ServerOptions) -> io::Result<()> {
         uid,
         options,
     });
-    let overflow = overflow();
+    let without_number = without_number();
     let mut refused = Refused::default();
     let mut clients: Vec<JoinHandle<()>> = Vec::new();
     let mut number = 0u64;
@@ -93,7 +93,7 @@ pub fn serve(listener: UnixListener, options: ServerOptions) -> io::Result<()> {
             Err(e) => break Err(e),
         };
         number += 1;
-        let place = Place { uid, overflow, clients: clients.len() };
+        let place = Place { uid, without_number, clients: clients.len() };
         let cred = wire::peer_cred(&stream).map_err(|e| format!("SO_PEERCRED: {e}"));
         let started = cred.as_ref().map_err(String::clone).and_then(|cred| {
             admit(&server.options, place, *cred, || wire::peer_groups(&stream))?;
@@ -121,11 +121,11 @@ pub fn serve(listener: UnixListener, options: ServerOptions) -> io::Result<()> {
     result
 }
 
-/// What a connection comes to: a server of user `uid` with so many programs. `overflow` stands for users without a number here.
+/// What a connection comes to: a server of user `uid` with so many programs. `without_number` stands for users without a number here.
 #[derive(Clone, Copy)]
 struct Place {
     uid: u32,
-    overflow: u32,
+    without_number: Option<u32>,
     clients: usize,
 }
 
@@ -136,19 +136,20 @@ fn admit(
     cred: PeerCred,
     groups: impl FnOnce() -> io::Result<Vec<u32>>,
 ) -> Result<(), String> {
-    let Place { uid, overflow, clients } = place;
-    if cred.uid != uid && cred.uid != 0 {
-        let theirs = cred.uid;
+    let Place { uid, without_number, clients } = place;
+    let theirs = cred.uid;
+    if theirs == 0 {
+        // Root reads any program's memory anyway.
+    } else if Some(theirs) == without_number {
+        return Err(format!(
+            "the program's user has no number here ({theirs} stands for all of those): start a proxy in the \
+             program's user namespace"
+        ));
+    } else if theirs != uid {
         if !options.users.others() {
             return Err(format!(
                 "this proxy is user {uid}'s, the program user {theirs}'s: start a proxy as that user, or have this one \
                  serve other users too (proxy-serves)"
-            ));
-        }
-        if theirs == overflow {
-            return Err(format!(
-                "the program's user has no number here ({theirs} stands for all of those): start a proxy in the \
-                 program's user namespace"
             ));
         }
         let mut why = String::new();
@@ -250,7 +251,7 @@ mod tests {
     use super::*;
     use crate::users::Users;
 
-    const PLACE: Place = Place { uid: 1000, overflow: 65534, clients: 0 };
+    const PLACE: Place = Place { uid: 1000, without_number: Some(65534), clients: 0 };
 
     fn of(uid: u32) -> PeerCred {
         PeerCred { pid: 1, uid, gid: 7 }
@@ -273,6 +274,11 @@ mod tests {
             why.contains("user 1000's, the program user 1001's") && why.contains("proxy-serves"),
             "{why}"
         );
+        // A proxy that runs as the number of all users without one can't tell its own user.
+        let nobody = |number| Place { uid: 65534, without_number: number, ..PLACE };
+        let why = admit(&options(Users::Own), nobody(Some(65534)), of(65534), || Ok(vec![])).unwrap_err();
+        assert!(why.contains("has no number here"), "{why}");
+        admit(&options(Users::Own), nobody(None), of(65534), || Ok(vec![])).unwrap();
         // Root's proxy too.
         admit(&options(Users::Own), Place { uid: 0, ..PLACE }, of(1000), || Ok(vec![])).unwrap_err();
     }
