@@ -586,16 +586,10 @@ def scenarios(r, gpus, args):
         return f"{max(x['seconds'] for x in r.run('queued', 'pushgate', world, env=env, limit=120)):.2f} s"
 
     def blocking():
-        # Every launch waits for its kernel, so none of our kernels can copy meanwhile.
+        # Every launch waits for its kernel.
         options, env = {"dtypes": dtypes[:1], "sizes": sizes[:6]}, {"CUDA_LAUNCH_BLOCKING": "1"}
-        try:
-            r.run("functional", "pushgate", world, options, env, limit=60)
-        except Failed as e:
-            assert "ended with" in str(e), e
-        else:
-            raise Failed("it was not refused")
-        ours = r.run("functional", "pushgate", world, options, {**env, "PUSHGATE_PATH": "bounce"}, limit=60)
-        return f"refused; with bounce {len(ours[0]['digests'])} sums"
+        ours = r.run("functional", "pushgate", world, options, env, limit=60)
+        return f"{len(ours[0]['digests'])} sums"
 
     def one_process():
         # The ranks share a host and a process, so NCCL must be told to use the network.

@@ -26,6 +26,7 @@ included, into one folder. Copy it there and run in it:
   ./allreduce --ranks 2 --size 1M,16M --device cuda --json
   ./custom_kernel
   ./nccl.py                     PyTorch over the NCCL plugin, beside NCCL's own transports
+  programs/programs.py          programs of others over the plugin: frameworks, trainings, many streams
   rma.cu                        kernels on NCCL's device API over the plugin: its first lines say how
   ./run-tests                   the tests of the bundle, then a summary
   ./run-tests NAME ARGUMENT...  one of them, with arguments for it"
@@ -66,6 +67,9 @@ pub fn bundle(paths: &Paths, out: Option<PathBuf>, tests: &[String]) -> Result<(
     let suite = out.join("nccl.py");
     fs::copy(paths.root.join("tests/gpu/nccl.py"), &suite).context("the suite of the plugin")?;
     println!("{}", suite.display());
+    let others = out.join("programs");
+    files::copy_folder(&paths.root.join("tests/gpu/programs"), &others)?;
+    println!("{}", others.display());
     let kernels = out.join("rma.cu");
     fs::copy(paths.root.join("tests/gpu/rma.cu"), &kernels).context("the suite of NCCL's device API")?;
     println!("{}", kernels.display());
