@@ -83,17 +83,19 @@ fn p7_a_program_that_hangs_or_fails_is_ended_with_its_children_and_named() {
 }
 
 #[test]
-fn on_ctrl_c_the_runner_ends_what_it_started() {
-    let Some(mut runner) = runner("ctrl-c", "waits", "socket") else { return };
-    let mut runner = runner.spawn().unwrap();
-    let end = Instant::now() + pushgate_tests::hang();
-    while (0..2).any(|rank| child_of("ctrl-c", rank).is_none()) {
-        assert!(Instant::now() < end && runner.try_wait().unwrap().is_none(), "the ranks have not begun");
-        std::thread::sleep(Duration::from_millis(20));
+fn on_ctrl_c_or_when_told_to_end_the_runner_ends_what_it_started() {
+    for (test, signal) in [("ctrl-c", Signal::INT), ("told", Signal::TERM)] {
+        let Some(mut runner) = runner(test, "waits", "socket") else { return };
+        let mut runner = runner.spawn().unwrap();
+        let end = Instant::now() + pushgate_tests::hang();
+        while (0..2).any(|rank| child_of(test, rank).is_none()) {
+            assert!(Instant::now() < end && runner.try_wait().unwrap().is_none(), "the ranks have not begun");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        rustix::process::kill_process(rustix::process::Pid::from_child(&runner), signal).unwrap();
+        assert_eq!(runner.wait().unwrap().code(), Some(130));
+        assert_children_are_gone(test);
     }
-    rustix::process::kill_process(rustix::process::Pid::from_child(&runner), Signal::INT).unwrap();
-    assert_eq!(runner.wait().unwrap().code(), Some(130));
-    assert_children_are_gone("ctrl-c");
 }
 
 /// The process that a rank of the stand-in `hangs` has started.

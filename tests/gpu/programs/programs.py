@@ -267,6 +267,8 @@ def main():
         parser.error(f"--only names {', '.join(unknown)}; there are {', '.join(programs)}")
     os.makedirs(options.out, exist_ok=True)
     runner, rows = Runner(options), []
+    # As `timeout` ends a program: with what it has started, like Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     # A look at what hangs sees all programs of the host, so that the report of one may name another.
     pool = concurrent.futures.ThreadPoolExecutor(options.jobs)
     try:
@@ -276,7 +278,7 @@ def main():
     except KeyboardInterrupt:
         pool.shutdown(wait=False, cancel_futures=True)
         runner.end_all()
-        print("ended on Ctrl-C; no program is left running", file=sys.stderr)
+        print("ended by a signal; no program is left running", file=sys.stderr)
         os._exit(130)
     if options.json:
         with open(options.json, "w") as file:
