@@ -12,7 +12,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::bell::{self, Bell, Ringer};
-use pushgate_driver_shim::closing::PeerStream;
 use pushgate_driver_shim::fork::Owner;
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_driver_shim::process::Process;
@@ -66,7 +65,7 @@ pub struct RemoteEngine {
 /// The connection to the proxy.
 #[derive(Debug)]
 struct Connection {
-    stream: Arc<PeerStream>,
+    stream: Arc<UnixStream>,
     state: State,
     /// A thread is in [`RemoteEngine::attend`].
     attended: bool,
@@ -112,11 +111,11 @@ impl RemoteEngine {
 
     /// Has the proxy at the other end of a connection start an engine.
     pub fn over(stream: UnixStream, name: &str) -> Result<Self, EngineError> {
-        Self::start(stream.into(), name, None)
+        Self::start(stream, name, None)
     }
 
     fn start(
-        stream: PeerStream,
+        stream: UnixStream,
         name: &str,
         place: Option<(PathBuf, Option<u32>)>,
     ) -> Result<Self, EngineError> {
@@ -328,7 +327,7 @@ impl RemoteEngine {
     }
 
     /// The present connection. Who reads or writes on it breaks it.
-    pub fn stream(&self) -> Arc<PeerStream> {
+    pub fn stream(&self) -> Arc<UnixStream> {
         self.connection().stream.clone()
     }
 
@@ -577,7 +576,7 @@ pub fn usage(path: &Path, trusts: Option<u32>) -> Result<Usage, EngineError> {
 
 /// Connects to the proxy that listens at `path`, and checks whose it is: root's, this process's user's, or that of the user
 /// `trusts`.
-fn dial(path: &Path, deadline: Instant, trusts: Option<u32>) -> Result<PeerStream, EngineError> {
+fn dial(path: &Path, deadline: Instant, trusts: Option<u32>) -> Result<UnixStream, EngineError> {
     let at = path.display();
     let stream = wire::dial(path, deadline).map_err(|e| match e.kind() {
         ErrorKind::NotFound | ErrorKind::ConnectionRefused => {

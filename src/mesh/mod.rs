@@ -36,7 +36,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use pushgate_driver_shim::closing::PeerStream;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::fdpass::{Carrier, Frame};
 use pushgate_driver_shim::process::Process;
@@ -123,7 +122,7 @@ const LEAST_SILENCE: Duration = Duration::from_secs(10);
 
 /// A socket to another rank.
 enum Stream {
-    Unix(PeerStream),
+    Unix(UnixStream),
     Tcp(door::Stream),
 }
 
@@ -202,15 +201,9 @@ struct Link {
     transport: Option<Transport>,
 }
 
-impl From<PeerStream> for Link {
-    fn from(stream: PeerStream) -> Self {
-        Link { stream: Stream::Unix(stream), process: None, transport: None }
-    }
-}
-
 impl From<UnixStream> for Link {
     fn from(stream: UnixStream) -> Self {
-        PeerStream::from(stream).into()
+        Link { stream: Stream::Unix(stream), process: None, transport: None }
     }
 }
 

@@ -2,7 +2,6 @@
 
 pub mod built;
 mod ended;
-pub mod lingering;
 pub mod nccl;
 mod patience;
 pub mod rma;

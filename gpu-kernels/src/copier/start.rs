@@ -15,7 +15,6 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pushgate_driver_shim::closing::PeerStream;
 use pushgate_driver_shim::file::read_text;
 use pushgate_driver_shim::users::is_ours;
 use rustix::net::sockopt::socket_peercred;
@@ -157,7 +156,6 @@ impl Copier {
         for _ in 0..TRIES {
             match UnixStream::connect_addr(&at) {
                 Ok(stream) => {
-                    let stream = PeerStream::from(stream);
                     let peer = socket_peercred(&stream)
                         .map_err(|e| Unavailable(format!("the copier's socket: {e}")))?;
                     if !is_ours(peer.uid.as_raw()) {

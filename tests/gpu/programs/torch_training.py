@@ -24,23 +24,6 @@ def train(model, device, steps=12, optimizer=None, lr=1e-2, seed=None):
     return losses
 
 
-def steps_of(model, optimizer, words):
-    """What a program reports whose step is a usual one; the process group ends."""
-    losses = []
-
-    def step():
-        loss = loss_of(model, next(words))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.detach())
-
-    ms = timed(step)
-    near = {"losses": [loss.item() for loss in losses]}
-    finish()
-    return {"ms": ms, "near": near}
-
-
 @program
 def ddp_forms():
     """Static graph, unused parameters, accumulation of gradients, buckets of 1 to 200 MB, views of buckets."""
@@ -128,7 +111,19 @@ def fsdp():
     for at, block in enumerate(blocks):
         block.set_modules_to_forward_prefetch(blocks[at + 1 : at + 3])
         block.set_modules_to_backward_prefetch(blocks[max(at - 2, 0) : at][::-1])
-    return steps_of(model, torch.optim.AdamW(model.parameters(), 1e-3), batches(device))
+    optimizer, words, losses = torch.optim.AdamW(model.parameters(), 1e-3), batches(device), []
+
+    def step():
+        loss = loss_of(model, next(words))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+
+    ms = timed(step)
+    near = {"losses": [loss.item() for loss in losses]}
+    finish()
+    return {"ms": ms, "near": near}
 
 
 @program
@@ -143,7 +138,19 @@ def tensor_parallel():
     columns, rows = ColwiseParallel(), RowwiseParallel()
     for block in model.blocks:
         parallelize_module(block, mesh, {"q": columns, "k": columns, "v": columns, "o": rows, "up": columns, "down": rows})
-    return steps_of(model, torch.optim.AdamW(model.parameters(), 1e-3, foreach=False), batches(device, seed=5))
+    optimizer, words, losses = torch.optim.AdamW(model.parameters(), 1e-3, foreach=False), batches(device, seed=5), []
+
+    def step():
+        loss = loss_of(model, next(words))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+
+    ms = timed(step)
+    near = {"losses": [loss.item() for loss in losses]}
+    finish()
+    return {"ms": ms, "near": near}
 
 
 @program
