@@ -31,6 +31,14 @@ pub fn without_number() -> Option<u32> {
     Some(text.and_then(|text| text.trim().parse().ok()).unwrap_or(OVERFLOW))
 }
 
+/// What a refusal of a user adds, if the user may be any one that has no number here; else nothing.
+pub fn remark(uid: u32) -> String {
+    match without_number() == Some(uid) {
+        true => format!(" ({uid} stands for every user without a number in this user namespace)"),
+        false => String::new(),
+    }
+}
+
 /// Whether a map of users (user_namespaces(7): begin inside, begin outside, length) has all numbers.
 fn maps_all(map: &str) -> bool {
     let length = |line: &str| line.split_whitespace().nth(2)?.parse::<u64>().ok();
@@ -57,5 +65,6 @@ mod tests {
         assert_eq!(is_ours(own), without_number() != Some(own));
         assert!(!is_ours(own ^ 1) && is_ours_or_root(0));
         assert_eq!(is_ours_or_root(own ^ 1), own ^ 1 == 0);
+        assert_eq!(remark(own).is_empty(), without_number() != Some(own));
     }
 }

@@ -594,8 +594,9 @@ fn dial(path: &Path, deadline: Instant, trusts: Option<u32>) -> Result<UnixStrea
     let ours = rustix::process::geteuid().as_raw();
     if !users::is_ours_or_root(theirs) && trusts != Some(theirs) {
         return Err(remote(format!(
-            "the proxy at {at} is user {theirs}'s, this program is user {ours}'s: name the socket of a proxy of your own, \
-             or, if that user may see this program's memory, set proxy-user to {theirs}"
+            "the proxy at {at} is user {theirs}'s, this program is user {ours}'s{}: name the socket of a proxy of your own, \
+             or, if that user may see this program's memory, set proxy-user to {theirs}",
+            users::remark(theirs)
         )));
     }
     Ok(stream)

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::fdpass::{Frame, Incoming, send_message};
 use pushgate_driver_shim::process::Process;
-use pushgate_driver_shim::users::is_ours_or_root;
+use pushgate_driver_shim::users::{is_ours_or_root, remark};
 use pushgate_proxy::redial::envelope::wait;
 use pushgate_proxy::wire;
 use rustix::event::{PollFd, PollFlags};
@@ -368,7 +368,7 @@ fn check_owner(stream: &UnixStream, rank: u32) -> Result<()> {
     let peer = wire::peer_cred(stream).map_err(Error::io("peer's user"))?;
     if !is_ours_or_root(peer.uid) {
         let own = rustix::process::geteuid().as_raw();
-        let reason = format!("runs as user {}, this rank as {own}", peer.uid);
+        let reason = format!("runs as user {}, this rank as {own}{}", peer.uid, remark(peer.uid));
         return Err(Error::Mismatch { rank, reason });
     }
     Ok(())

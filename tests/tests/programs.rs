@@ -47,12 +47,19 @@ fn run(test: &str, only: &str, over: &str) -> Option<(Output, String)> {
     Some((done, text))
 }
 
+#[track_caller]
+fn assert_says(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "no `{part}` in:\n{text}");
+    }
+}
+
 #[test]
 fn programs_that_agree_pass_and_numbers_that_differ_are_named() {
     let only = "right,within-bound,wrong-number,not-a-number,wrong-sum,missing";
     let Some((done, text)) = run("numbers", only, "shm,socket") else { return };
     assert_eq!(done.status.code(), Some(1), "{text}");
-    for line in [
+    let said = [
         "PASS  right                    ms: shm 1.50, socket 1.50\n",
         "PASS  within-bound ",
         "wrong-number over socket: rank 0: losses[1] is 2.01, over the other 2.0, allowed 0.0001 of it (shm)\n",
@@ -60,32 +67,30 @@ fn programs_that_agree_pass_and_numbers_that_differ_are_named() {
         "wrong-sum over socket: rank 0: sum is 4, over the other 3 (shm)\n",
         "SKIP  missing                  no a_module_that_nobody_has here\n",
         "2 passed, 3 failed: wrong-number, not-a-number, wrong-sum, 1 skipped\n",
-    ] {
-        assert!(text.contains(line), "no `{line}` in:\n{text}");
-    }
+    ];
+    assert_says(&text, &said);
 }
 
 #[test]
 fn p7_a_program_that_hangs_or_fails_is_ended_with_its_children_and_named() {
     let Some((done, text)) = run("ends", "hangs,one-fails,last-dies", "socket") else { return };
     assert_eq!(done.status.code(), Some(1), "{text}");
-    for line in [
+    let said = [
         "hangs over socket: still ran after 1 s; logs in ",
         "pushgate inspect --all:\n",
         "one-fails over socket: rank 1 ended with 1; logs in ",
         "the layer has no name",
         "PASS  last-dies ",
         "1 passed, 2 failed: hangs, one-fails, 0 skipped\n",
-    ] {
-        assert!(text.contains(line), "no `{line}` in:\n{text}");
-    }
+    ];
+    assert_says(&text, &said);
     assert_children_are_gone("ends");
 }
 
 #[test]
 fn on_ctrl_c_or_when_told_to_end_the_runner_ends_what_it_started() {
     for (test, signal) in [("ctrl-c", Signal::INT), ("told", Signal::TERM)] {
-        let Some(mut runner) = runner(test, "waits", "socket") else { return };
+        let Some(mut runner) = runner(test, "waits", "socket,shm") else { return };
         let mut runner = runner.spawn().unwrap();
         let end = Instant::now() + pushgate_tests::hang();
         while (0..2).any(|rank| child_of(test, rank).is_none()) {
@@ -95,6 +100,11 @@ fn on_ctrl_c_or_when_told_to_end_the_runner_ends_what_it_started() {
         rustix::process::kill_process(rustix::process::Pid::from_child(&runner), signal).unwrap();
         assert_eq!(runner.wait().unwrap().code(), Some(130));
         assert_children_are_gone(test);
+        // Nothing was begun over the next transport once the first run had ended.
+        let begun =
+            fs::read_dir(scratch(env!("CARGO_TARGET_TMPDIR")).join(format!("programs-{test}"))).unwrap();
+        let begun: Vec<_> = begun.flatten().filter(|file| file.path().join("0.log").exists()).collect();
+        assert_eq!(begun.len(), 1, "{begun:?}");
     }
 }
 
@@ -122,17 +132,24 @@ fn assert_children_are_gone(test: &str) {
 fn a_program_that_did_not_use_the_plugin_does_not_pass_as_if_it_had() {
     let Some((done, text)) = run("plugin", "right", "local") else { return };
     assert_eq!(done.status.code(), Some(1), "{text}");
-    assert!(text.contains("right over local: NCCL's log does not name NET/pushgate; logs in "), "{text}");
+    assert!(text.contains("right over local: NCCL's log does not say 'NET/pushgate'; logs in "), "{text}");
+}
+
+#[test]
+fn a_program_that_was_compared_with_nothing_says_so() {
+    let Some((done, text)) = run("alone", "right", "none") else { return };
+    assert_eq!(done.status.code(), Some(0), "{text}");
+    assert_says(&text, &["compared with nothing"]);
 }
 
 #[test]
 fn wrong_arguments_are_refused_with_what_is_allowed() {
     for (only, over, said) in [
         ("right,lift", "shm", "--only names lift; there are right, "),
-        ("right", "shm,pigeon", "--over names pigeon: local, tcp, shm, socket"),
+        ("right", "shm,pigeon", "--over names pigeon: local, tcp, shm, socket, none"),
     ] {
         let Some((done, text)) = run("arguments", only, over) else { return };
         assert_eq!(done.status.code(), Some(2), "{text}");
-        assert!(text.contains(said), "no `{said}` in:\n{text}");
+        assert_says(&text, &[said]);
     }
 }

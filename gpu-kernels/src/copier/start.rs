@@ -16,7 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::file::read_text;
-use pushgate_driver_shim::users::is_ours;
+use pushgate_driver_shim::users::{is_ours, remark};
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -160,8 +160,9 @@ impl Copier {
                         .map_err(|e| Unavailable(format!("the copier's socket: {e}")))?;
                     if !is_ours(peer.uid.as_raw()) {
                         let text = format!(
-                            "another user ({}) listens at the abstract address {name}, where this user's copier would",
-                            peer.uid.as_raw()
+                            "another user ({}{}) listens at the abstract address {name}, where this user's copier would",
+                            peer.uid.as_raw(),
+                            remark(peer.uid.as_raw())
                         );
                         return Err(Unavailable(text));
                     }

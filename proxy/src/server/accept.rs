@@ -121,7 +121,8 @@ pub fn serve(listener: UnixListener, options: ServerOptions) -> io::Result<()> {
     result
 }
 
-/// What a connection comes to: a server of user `uid` with so many programs. `without_number` stands for users without a number here.
+/// What a connection comes to: a server of user `uid` to which `clients` programs are connected. `without_number` stands for users without
+/// a number here.
 #[derive(Clone, Copy)]
 struct Place {
     uid: u32,

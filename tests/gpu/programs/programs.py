@@ -11,6 +11,7 @@ status 0: all that ran passed.
 
 import argparse
 import concurrent.futures
+import importlib.util
 import itertools
 import json
 import os
@@ -26,9 +27,9 @@ import tomllib
 HERE = os.path.dirname(os.path.abspath(__file__))
 # NCCL's own transports, in the order in which they serve to compare with.
 OWN = ["shm", "socket"]
-# How a program may have been told to end, before it is ended.
+# Seconds that a program has to end once it was asked to, before it is killed.
 GRACE = 5
-KEYS = {"file", "program", "needs", "env", "over", "ranks", "least", "bound", "limit", "launcher", "dying", "long"}
+KEYS = {"file", "program", "needs", "env", "over", "ranks", "least", "bound", "limit", "launcher", "dying", "long", "says"}
 
 
 class Failed(Exception):
@@ -51,9 +52,13 @@ def transport(name, rank, options):
     }[name]
 
 
-def tail(path, lines=8):
+def read_text(path):
     with open(path, errors="replace") as file:
-        text = [line.strip() for line in file if line.strip()]
+        return file.read()
+
+
+def tail(path, lines=8):
+    text = [line.strip() for line in read_text(path).splitlines() if line.strip()]
     return " | ".join(text[-lines:])[-1500:]
 
 
@@ -72,12 +77,15 @@ class Runner:
     def __init__(self, options):
         self.options = options
         self.alive = {}
+        self.ended = False
         self.lock = threading.Lock()
 
     def start(self, command, env, log):
-        with open(log, "w") as file:
+        with open(log, "w") as file, self.lock:
+            # Once all are ended, another job's thread must begin nothing.
+            if self.ended:
+                raise Failed("the runner ends")
             process = subprocess.Popen(command, env=env, stdout=file, stderr=file, stdin=subprocess.DEVNULL, start_new_session=True)
-        with self.lock:
             self.alive[process.pid] = process
         return process
 
@@ -101,6 +109,7 @@ class Runner:
 
     def end_all(self):
         with self.lock:
+            self.ended = True
             processes = list(self.alive.values())
         self.end(processes)
 
@@ -115,12 +124,12 @@ class Runner:
     def run(self, name, program, over, world):
         """One program over one transport: the results of its ranks. Raises Failed."""
         folder = tempfile.mkdtemp(prefix=f"{name}-{over}-", dir=self.options.out)
-        port, processes = free_port(), []
+        port, environments, processes = free_port(), [], []
         dying = [rank % world for rank in program.get("dying", [])]
         command = [sys.executable, os.path.join(self.options.folder, program["file"]), program.get("program", name)]
         torchrun = program.get("launcher") == "torchrun"
         if torchrun:
-            command[1:1] = ["-m", "torch.distributed.run", f"--nproc-per-node={world}", f"--master-port={port}", "--max-restarts=2"]
+            command[1:1] = ["-m", "torch.distributed.run", f"--nproc-per-node={world}", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--max-restarts=2"]
         for rank in range(1 if torchrun else world):
             env = {**os.environ, **transport(over, rank, self.options), **program.get("env", {})}
             env.update(RESULTS=folder, NCCL_DEBUG="INFO", NCCL_DEBUG_FILE=f"{folder}/nccl-%p.log", PYTHONUNBUFFERED="1", NCCL_NVLS_ENABLE="0", OMP_NUM_THREADS="2")
@@ -130,9 +139,11 @@ class Runner:
                 env["PER_HOST"] = str(self.options.per_host if over != "shm" else 0)
             else:
                 env.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-            processes.append(self.start(command, env, f"{folder}/{rank}.log"))
+            environments.append(env)
         until = time.time() + program.get("limit", 120)
         try:
+            for rank, env in enumerate(environments):
+                processes.append(self.start(command, env, f"{folder}/{rank}.log"))
             while any(p.poll() is None for p in processes):
                 broken = [r for r, p in enumerate(processes) if p.poll() and r not in dying]
                 if broken:
@@ -162,9 +173,9 @@ class Runner:
             except OSError:
                 raise Failed(f"rank {rank} left no result; logs in {folder}") from None
         if over in ("local", "tcp"):
-            logs = [open(f"{folder}/{f}", errors="replace").read() for f in os.listdir(folder) if f.startswith("nccl-")]
-            if not any("NET/pushgate" in text for text in logs):
-                raise Failed(f"NCCL's log does not name NET/pushgate; logs in {folder}")
+            for wanted in ["NET/pushgate", *([program["says"]] if "says" in program else [])]:
+                if not any(wanted in read_text(f"{folder}/{log}") for log in os.listdir(folder) if log.startswith("nccl-")):
+                    raise Failed(f"NCCL's log does not say '{wanted}'; logs in {folder}")
         return results
 
 
@@ -188,10 +199,7 @@ def differs(ours, theirs, bound):
 def one(runner, name, program):
     """A program over all transports. Returns a row: what failed, and milliseconds by transport."""
     options = runner.options
-    missing = []
-    for module in program.get("needs", []):
-        if subprocess.run([sys.executable, "-c", f"import importlib.util as u, sys; sys.exit(u.find_spec({module!r}) is None)"]).returncode:
-            missing.append(module)
+    missing = [module for module in program.get("needs", []) if importlib.util.find_spec(module) is None]
     if missing:
         return {"name": name, "skipped": f"no {', '.join(missing)} here"}
     world = min(program.get("ranks", options.gpus), options.gpus)
@@ -221,6 +229,8 @@ def say(row, options):
         return f"SKIP  {row['name']:<24} {row['skipped']}"
     times = ", ".join(f"{over} {row['ms'][over]:.2f}" for over in options.over if over in row["ms"])
     lines = [f"{'FAIL' if row['failed'] else 'PASS'}  {row['name']:<24} {'ms: ' + times if times else 'ended over ' + (', '.join(row['ran']) or 'none')}"]
+    if row["compared"] is None and not row["failed"]:
+        lines[0] += "; compared with nothing, because it ran over none of NCCL's own transports"
     lines += [f"      {row['name']} over {over}: {text}" for over, text in row["failed"].items()]
     return "\n".join(lines)
 
@@ -243,7 +253,7 @@ def main():
     parser.add_argument("--gpus", type=int, help="GPUs, and ranks of a program [default: all]")
     parser.add_argument("--per-host", type=int, default=1, help="ranks that NCCL takes for one host [default: 1]")
     parser.add_argument("--only", help="programs, separated by commas [default: all but the long ones]")
-    parser.add_argument("--over", default="local,shm,socket", help="transports: local and tcp are the plugin's, shm and socket NCCL's [default: local,shm,socket]")
+    parser.add_argument("--over", default="local,shm,socket", help="transports: local and tcp are the plugin's, shm and socket NCCL's; none changes nothing, for a try without GPUs [default: local,shm,socket]")
     parser.add_argument("--jobs", type=int, default=1, help="programs at a time; times are then those beside the others [default: 1]")
     parser.add_argument("--out", default=tempfile.gettempdir(), help="logs go there")
     parser.add_argument("--json", help="write the rows to this file")
@@ -253,14 +263,18 @@ def main():
     options.over = options.over.split(",")
     for over in options.over:
         if over not in ("local", "tcp", "shm", "socket", "none"):
-            parser.error(f"--over names {over}: local, tcp, shm, socket")
+            parser.error(f"--over names {over}: local, tcp, shm, socket, none")
     if {"local", "tcp"} & set(options.over) and not os.path.exists(options.plugin):
         parser.error(f"no plugin at {options.plugin}: build it with cargo xtask plugin")
     if options.per_host < 1 or options.jobs < 1:
         parser.error("--per-host and --jobs are 1 or more")
     if options.gpus is None:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout
-        options.gpus = listed.count("GPU ")
+        try:
+            options.gpus = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.count("GPU ")
+        except OSError as e:
+            parser.error(f"nvidia-smi, which counts the GPUs, can't be run ({e.strerror}): give --gpus")
+    if options.gpus < 2:
+        parser.error(f"{options.gpus} GPUs: these programs need 2 or more")
     programs = read(options.programs)
     wanted = options.only.split(",") if options.only else [name for name in programs if not programs[name].get("long")]
     if unknown := [name for name in wanted if name not in programs]:

@@ -92,17 +92,17 @@ def gpt(vocabulary=512, width=128, heads=4, layers=4, places=64):
     class Block(nn.Module):
         def __init__(self):
             super().__init__()
-            self.before, self.behind = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
             self.q, self.k, self.v, self.o = (nn.Linear(width, width) for _ in range(4))
             self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
         def forward(self, x):
             b, t, _ = x.shape
-            y = self.before(x)
+            y = self.attention_norm(x)
             q, k, v = (part(y).view(b, t, -1, width // heads).transpose(1, 2) for part in (self.q, self.k, self.v))
             seen = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
             x = x + self.o(seen.reshape(b, t, -1))
-            return x + self.down(F.gelu(self.up(self.behind(x))))
+            return x + self.down(F.gelu(self.up(self.mlp_norm(x))))
 
     class Gpt(nn.Module):
         def __init__(self):

@@ -16,6 +16,13 @@ def check(what, tensor, value):
         raise AssertionError(f"rank {RANK}: {what}: {tensor.flatten()[:4].tolist()}, expected {value}")
 
 
+def summed(what, count, device, group=None):
+    """An allreduce of `count` numbers over all ranks, checked."""
+    t = torch.full((count,), float(RANK + 1), device=device)
+    dist.all_reduce(t, group=group)
+    check(what, t, ALL)
+
+
 @program
 def groups():
     """All ranks, pairs and single ranks as groups of their own, whose collectives are under way at once."""
@@ -50,9 +57,7 @@ def churn():
 
     def step():
         group = dist.new_group()
-        t = torch.full((4096,), float(RANK + 1), device=device)
-        dist.all_reduce(t, group=group)
-        check("a new group", t, ALL)
+        summed("a new group", 4096, device, group)
         dist.destroy_process_group(group)
 
     ms = timed(step, 100, 1)
@@ -174,32 +179,29 @@ def side_streams(count):
 
 @program
 def streams_8():
-    """Eight streams, each of which waits for an allreduce beside a matrix product."""
+    """Each of eight streams waits for an allreduce while a matrix product runs."""
     return side_streams(8)
 
 
 @program
 def streams_24():
+    """As streams-8, with 24 streams."""
     return side_streams(24)
 
 
 @program
 def streams_64():
+    """As streams-8, with 64 streams."""
     return side_streams(64)
 
 
 @program
 def nonblocking():
-    """Communicators that NCCL makes without blocking (TORCH_NCCL_USE_COMM_NONBLOCKING), split and shrunk to halves."""
+    """Communicators that NCCL makes without blocking (TORCH_NCCL_USE_COMM_NONBLOCKING), for all ranks and for new groups."""
     device = begin(device_id=torch.device("cuda", int(os.environ["LOCAL_RANK"])))
-    t = torch.full((1 << 16,), float(RANK + 1), device=device)
-    dist.all_reduce(t)
-    check("all", t, ALL)
+    summed("all", 1 << 16, device)
     for _ in range(5):
-        group = dist.new_group()
-        t = torch.full((1 << 16,), float(RANK + 1), device=device)
-        dist.all_reduce(t, group=group)
-        check("a group", t, ALL)
+        summed("a new group", 1 << 16, device, dist.new_group())
     finish()
     return {}
 
@@ -237,10 +239,7 @@ def segments():
 
     def step():
         for megabytes in (1, 8, 64):
-            t = torch.full((megabytes << 18,), float(RANK + 1), device=device)
-            dist.all_reduce(t)
-            check(f"{megabytes} MiB", t, ALL)
-            del t
+            summed(f"{megabytes} MiB", megabytes << 18, device)
         torch.cuda.empty_cache()
 
     ms = timed(step, 20)
@@ -281,11 +280,8 @@ def elastic():
     """torchrun starts the ranks anew when one has failed (--max-restarts)."""
     device = begin()
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    t = torch.full((1 << 20,), float(RANK + 1), device=device)
     for step in range(50):
-        t.fill_(RANK + 1)
-        dist.all_reduce(t)
-        check(f"step {step}", t, ALL)
+        summed(f"step {step}", 1 << 20, device)
         if attempt < 2 and RANK == attempt % WORLD and step == 10 + attempt:
             os._exit(1)
     finish()
