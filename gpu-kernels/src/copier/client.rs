@@ -18,7 +18,7 @@ use rustix::net::sockopt::socket_peercred;
 
 use super::hands;
 use super::layout::{ASIDE, Layout, State};
-use super::protocol::{self, Answer, PATIENCE, Request};
+use super::protocol::{self, Answer, OPENS, PATIENCE, Request};
 use super::queue::{CopyQueue, Direction};
 use super::start::Unavailable;
 use crate::executor::Executor;
@@ -163,7 +163,8 @@ impl Copier {
     pub(super) fn over(stream: UnixStream, executor: &Arc<dyn Executor>) -> Result<Self, Unavailable> {
         let failed = |what: &'static str| move |e: &dyn fmt::Display| Unavailable(format!("{what}: {e}"));
         let io = |e: io::Error| failed("the copier's socket")(&e);
-        stream.set_read_timeout(Some(PATIENCE)).map_err(io)?;
+        // The copier may still be opening the GPU. If its process ends, so does the stream.
+        stream.set_read_timeout(Some(OPENS)).map_err(io)?;
         stream.set_write_timeout(Some(PATIENCE)).map_err(io)?;
         let pid = socket_peercred(&stream).ok().map(|peer| peer.pid.as_raw_nonzero().get() as u32);
         // While the socket is open its process has not ended, so the number is that process's.
@@ -176,6 +177,7 @@ impl Copier {
         let handed = memory.fd().try_clone_to_owned().map_err(io)?;
         let hello = Request::Hello { bytes: bytes as u64, memory: handed };
         let (_, fds) = conversation(&stream, &hello).map_err(io)?.map_err(Unavailable)?;
+        stream.set_read_timeout(Some(PATIENCE)).map_err(io)?;
         let ringer =
             fds.into_iter().next().ok_or_else(|| Unavailable("the copier hands over no bell".into()))?;
         let at = pid.map_or(String::new(), |pid| format!(" (process {pid})"));

@@ -13,7 +13,10 @@ use pushgate_driver_shim::fdpass::{recv_message, send_message};
 /// their own.
 pub(super) const VERSION: u32 = 2;
 
-/// How long an answer may take: opening a GPU and importing memory take a second or two on a busy machine.
+/// How long a copier may take to open its GPU. Where dozens of programs open GPUs at once, that took more than a minute; the ranks of a
+/// job must not come to different paths by it. A copier that ends is noticed at once.
+pub(super) const OPENS: Duration = Duration::from_secs(600);
+/// How long an answer may take after that: importing memory takes a second or two on a busy machine.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Bytes of a CUDA IPC handle.

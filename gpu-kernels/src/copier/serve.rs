@@ -48,17 +48,20 @@ pub type Ready<'a> = &'a mut dyn FnMut(&str);
 /// Serves the clients of one GPU and user until the last has gone. Returns at once, after `ready`, if another copier serves that GPU for
 /// this user. The calling thread waits; errors are sentences.
 pub fn serve(options: &ServeOptions, ready: Ready<'_>) -> Result<(), String> {
-    let executor = open(&options.gpu)?;
-    let name = super::start::name(&executor)?;
+    let gpu = uuid(&options.gpu)?;
+    let name = super::start::name(&gpu);
     let at = address(&name).map_err(|e| e.to_string())?;
+    // Before the GPU is opened: of the copiers that many ranks start at once, one opens it. Clients that connect meanwhile wait in the
+    // listener's queue.
     let listener = match UnixListener::bind_addr(&at) {
         Ok(listener) => listener,
         Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
-            ready(&format!("another copier serves {}", executor.describe()));
+            ready(&format!("another copier serves GPU {gpu}"));
             return Ok(());
         }
         Err(e) => return Err(format!("listening at {name}: {e}")),
     };
+    let executor = open(&gpu)?;
     options.cpus.take(executor.as_cuda().map(|cuda| cuda.pci_bus_id()));
     // What can't be had is said before a client relies on it.
     Hands(executor.clone()).line(std::process::id()).map_err(|e| e.to_string())?;
@@ -67,20 +70,21 @@ pub fn serve(options: &ServeOptions, ready: Ready<'_>) -> Result<(), String> {
     server.run(&listener, options.stay)
 }
 
-/// The executor of a GPU by its index or its UUID, or of the device `cpu`.
+/// The UUID of a GPU, given by its index or by its UUID; or `cpu`. Opens no GPU.
+fn uuid(gpu: &str) -> Result<String, String> {
+    match gpu.parse::<u32>() {
+        Ok(index) if gpu.len() < 32 => crate::cuda::uuid_at(index).map_err(|e| e.to_string()),
+        _ => Ok(gpu.to_owned()),
+    }
+}
+
+/// The executor of a GPU by its UUID, or of the device `cpu`.
 fn open(gpu: &str) -> Result<Arc<dyn Executor>, String> {
-    let opened =
-        |device, index| choose_at(device, index).map(|(executor, _)| executor).map_err(|e| e.to_string());
-    if gpu == "cpu" {
-        return opened(DeviceChoice::Cpu, 0);
-    }
-    if let Ok(index) = gpu.parse::<u32>()
-        && gpu.len() < 32
-    {
-        return opened(DeviceChoice::Cuda, index);
-    }
-    let index = crate::cuda::index_of(gpu).map_err(|e| e.to_string())?;
-    opened(DeviceChoice::Cuda, index)
+    let (device, index) = match gpu {
+        "cpu" => (DeviceChoice::Cpu, 0),
+        uuid => (DeviceChoice::Cuda, crate::cuda::index_of(uuid).map_err(|e| e.to_string())?),
+    };
+    choose_at(device, index).map(|(executor, _)| executor).map_err(|e| e.to_string())
 }
 
 /// A copier that serves, in this process.

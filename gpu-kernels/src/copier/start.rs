@@ -22,17 +22,17 @@ use rustix::process::geteuid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::client::Copier;
-use super::protocol::VERSION;
+use super::protocol::{OPENS, VERSION};
 use super::queue::Direction;
 use crate::cuda::CudaExecutor;
 use crate::executor::Executor;
 
-/// How long a copier may take until it serves, or says why not: it opens the GPU.
-const STARTS: Duration = Duration::from_secs(60);
+/// After how long a client says that it still waits for a copier to open its GPU.
+const SLOW: Duration = Duration::from_secs(20);
 /// How often a client that found no copier, or one that was just leaving, starts one.
 const TRIES: usize = 3;
 /// How long a copy of the trial may take.
-const TRIAL: Duration = Duration::from_secs(20);
+const TRIAL: Duration = Duration::from_secs(60);
 
 /// Why no copier can copy for this process: a sentence.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -123,14 +123,10 @@ fn parse_list(text: &str) -> Option<Vec<usize>> {
     Some(cores)
 }
 
-/// The name of the copier of an executor's device and this user.
-pub(super) fn name(executor: &Arc<dyn Executor>) -> Result<String, String> {
-    let gpu = match executor.as_cuda() {
-        Some(cuda) => cuda.uuid().map_err(|e| e.to_string())?,
-        None => "cpu".to_owned(),
-    };
+/// The name of this user's copier of the GPU with this UUID, or of `cpu`.
+pub(super) fn name(gpu: &str) -> String {
     let scope = std::env::var("_PUSHGATE_COPIER_SCOPE").unwrap_or_default();
-    Ok(format!("pushgate-copier-{VERSION}-{}-{gpu}{scope}", geteuid().as_raw()))
+    format!("pushgate-copier-{VERSION}-{}-{gpu}{scope}", geteuid().as_raw())
 }
 
 /// The abstract address of a name.
@@ -146,12 +142,12 @@ impl Copier {
         program: &Program,
         cpus: &CopierCpus,
     ) -> Result<Copier, Unavailable> {
-        let name = name(executor).map_err(Unavailable)?;
-        let at = address(&name).map_err(|e| Unavailable(format!("the address {name}: {e}")))?;
         let gpu = match executor.as_cuda() {
             Some(cuda) => cuda.uuid().map_err(|e| Unavailable(e.to_string()))?,
             None => "cpu".to_owned(),
         };
+        let name = name(&gpu);
+        let at = address(&name).map_err(|e| Unavailable(format!("the address {name}: {e}")))?;
         let mut why = Unavailable(String::new());
         for _ in 0..TRIES {
             match UnixStream::connect_addr(&at) {
@@ -265,13 +261,17 @@ fn start(program: &Program, gpu: &str, cpus: &CopierCpus) -> Result<(), Unavaila
         let _ = tell.send(read);
     });
     reader.map_err(|e| failed(&e))?;
-    let text = told.recv_timeout(STARTS);
+    let mut text = told.recv_timeout(SLOW);
+    if text.is_err() {
+        tracing::warn!("the copier of GPU {gpu} has been opening the GPU for {SLOW:?}; waiting for it");
+        text = told.recv_timeout(OPENS);
+    }
     if text.is_err() {
         let _ = child.kill();
     }
     let _ = child.wait();
     let text =
-        text.map_err(|_| failed(&format!("it did not serve within {STARTS:?}")))?.map_err(|e| failed(&e))?;
+        text.map_err(|_| failed(&format!("it did not serve within {OPENS:?}")))?.map_err(|e| failed(&e))?;
     match text.trim() {
         said if said.starts_with(READY) => Ok(()),
         "" => Err(failed(&"it ended without a word")),

@@ -1,7 +1,7 @@
 //! A client and a copier in one process, on the device `cpu`.
 
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -54,6 +54,18 @@ fn lost(copier: &Copier) -> String {
         std::thread::sleep(Duration::from_millis(5));
     }
     copier.lost().unwrap().reason.clone()
+}
+
+#[test]
+fn a_copier_that_finds_another_one_opens_no_gpu() {
+    // No GPU has this UUID, so opening it would fail.
+    let gpu = format!("{:032x}", std::process::id());
+    let at = start::address(&start::name(&gpu)).unwrap();
+    let _other = UnixListener::bind_addr(&at).unwrap();
+    let options = ServeOptions { gpu, cpus: CopierCpus::Inherit, stay: false };
+    let mut said = String::new();
+    serve(&options, &mut |who| said = who.to_owned()).unwrap();
+    assert!(said.starts_with("another copier serves GPU"), "{said}");
 }
 
 #[test]

@@ -48,4 +48,4 @@ pub(crate) use self::context::Current;
 pub(crate) use self::copy_stream::{Copy, CopyMark, CopyStream, ROWS_BELOW, STORES, Store};
 pub use self::driver::{CudaInfo, probe};
 pub use self::executor::{CudaExecutor, current_device};
-pub(crate) use self::share::{HandedOver, index_of};
+pub(crate) use self::share::{HandedOver, index_of, uuid_at};

@@ -280,6 +280,11 @@ pub(crate) fn index_of(uuid: &str) -> Result<u32> {
     })
 }
 
+/// The UUID of the GPU with this index among those that this process sees ([`CudaExecutor::uuid`]).
+pub(crate) fn uuid_at(index: u32) -> Result<String> {
+    uuid_of(c_int::try_from(index).unwrap_or(c_int::MAX))
+}
+
 /// The UUID of a device, as 32 digits. Makes no context.
 fn uuid_of(device: c_int) -> Result<String> {
     let (driver, _) = super::driver::driver().map_err(|reason| DeviceError::CudaUnavailable { reason })?;
