@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Programs that nobody wrote for pushgate, each over the NCCL plugin and over NCCL's own transports.
 
-  programs.py [--plugin FILE] [--gpus N] [--only NAME,...] [--over NAME,...] [--jobs N]
+  programs.py [--plugin FILE] [--gpus N] [--only NAME,...] [--over NAME,...] [--packages DIR] [--jobs N]
 
 Needs a host with GPUs, and what each program needs (programs.toml); a program whose modules are missing is named as
 skipped. Every rank is a process. A program passes if it ends in its time over each transport, and its numbers agree with
@@ -15,6 +15,7 @@ import importlib.util
 import itertools
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -29,7 +30,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 OWN = ["shm", "socket"]
 # Seconds that a program has to end once it was asked to, before it is killed.
 GRACE = 5
-KEYS = {"file", "program", "needs", "env", "over", "ranks", "least", "bound", "limit", "launcher", "dying", "long", "says"}
+KEYS = {"file", "program", "needs", "env", "over", "ranks", "least", "multiple", "bound", "limit", "launcher", "dying", "long", "says"}
 
 
 class Failed(Exception):
@@ -127,13 +128,18 @@ class Runner:
         port, environments, processes = free_port(), [], []
         dying = [rank % world for rank in program.get("dying", [])]
         command = [sys.executable, os.path.join(self.options.folder, program["file"]), program.get("program", name)]
-        torchrun = program.get("launcher") == "torchrun"
-        if torchrun:
+        launcher = program.get("launcher")
+        if launcher == "torchrun":
             command[1:1] = ["-m", "torch.distributed.run", f"--nproc-per-node={world}", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--max-restarts=2"]
-        for rank in range(1 if torchrun else world):
+        if launcher == "mpirun":
+            # All ranks are of this host, and share its cores.
+            command[:0] = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", str(world)]
+        for rank in range(1 if launcher else world):
             env = {**os.environ, **transport(over, rank, self.options), **program.get("env", {})}
             env.update(RESULTS=folder, NCCL_DEBUG="INFO", NCCL_DEBUG_FILE=f"{folder}/nccl-%p.log", PYTHONUNBUFFERED="1", NCCL_NVLS_ENABLE="0", OMP_NUM_THREADS="2")
-            if torchrun:
+            if self.options.packages:
+                env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), self.options.packages]))
+            if launcher:
                 # Its ranks name their hosts themselves: they share an environment.
                 env.pop("NCCL_HOSTID", None)
                 env["PER_HOST"] = str(self.options.per_host if over != "shm" else 0)
@@ -196,13 +202,24 @@ def differs(ours, theirs, bound):
     return None
 
 
+def present(module):
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        # What it would be a part of is missing.
+        return False
+
+
 def one(runner, name, program):
     """A program over all transports. Returns a row: what failed, and milliseconds by transport."""
     options = runner.options
-    missing = [module for module in program.get("needs", []) if importlib.util.find_spec(module) is None]
+    missing = [module for module in program.get("needs", []) if not present(module)]
+    if program.get("launcher") == "mpirun" and not shutil.which("mpirun"):
+        missing.append("mpirun")
     if missing:
         return {"name": name, "skipped": f"no {', '.join(missing)} here"}
     world = min(program.get("ranks", options.gpus), options.gpus)
+    world -= world % program.get("multiple", 1)
     if world < program.get("least", 2):
         return {"name": name, "skipped": f"needs {program.get('least', 2)} GPUs"}
     results, failed, times = {}, {}, {}
@@ -250,6 +267,7 @@ def main():
     beside = f"{HERE}/../pushgate"
     parser.add_argument("--pushgate", default=beside if os.path.exists(beside) else "pushgate", help="the command, for what it says of a program that hangs [default: beside this folder, or else in PATH]")
     parser.add_argument("--programs", default=f"{HERE}/programs.toml", help="the programs; their files lie beside it")
+    parser.add_argument("--packages", help="a folder of Python packages that this host lacks, as `pip install --no-deps --target` makes it")
     parser.add_argument("--gpus", type=int, help="GPUs, and ranks of a program [default: all]")
     parser.add_argument("--per-host", type=int, default=1, help="ranks that NCCL takes for one host [default: 1]")
     parser.add_argument("--only", help="programs, separated by commas [default: all but the long ones]")
@@ -261,6 +279,11 @@ def main():
     options.folder = os.path.dirname(os.path.abspath(options.programs))
     options.plugin = os.path.abspath(options.plugin)
     options.over = options.over.split(",")
+    if options.packages:
+        options.packages = os.path.abspath(options.packages)
+        if not os.path.isdir(options.packages):
+            parser.error(f"--packages names {options.packages}, which is no folder")
+        sys.path.append(options.packages)
     for over in options.over:
         if over not in ("local", "tcp", "shm", "socket", "none"):
             parser.error(f"--over names {over}: local, tcp, shm, socket, none")

@@ -5,6 +5,9 @@ import os
 import sys
 import time
 
+if "OMPI_COMM_WORLD_RANK" in os.environ:
+    # Open MPI's mpirun has names of its own for these.
+    os.environ.update({name: os.environ[f"OMPI_COMM_WORLD_{theirs}"] for name, theirs in (("RANK", "RANK"), ("WORLD_SIZE", "SIZE"), ("LOCAL_RANK", "LOCAL_RANK"))})
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 if os.environ.get("PER_HOST", "0") != "0":
     os.environ["NCCL_HOSTID"] = f"host{RANK // int(os.environ['PER_HOST'])}"
