@@ -81,7 +81,7 @@ pub struct Handle {
 }
 
 /// The checksum, FNV-1a: it detects accidents, not forgeries.
-fn sum(bytes: &[u8]) -> u64 {
+pub fn sum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ *b as u64).wrapping_mul(0x0100_0000_01b3))
 }
 

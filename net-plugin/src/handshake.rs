@@ -25,6 +25,7 @@ use rustix::net::sockopt;
 use serde::{Deserialize, Serialize};
 
 use crate::again::{Here, Place, Token};
+use crate::alike::Alike;
 use crate::comm::Comm;
 use crate::dial::{self, Dial, Dialed};
 use crate::error::{Code, Failure, Result};
@@ -37,7 +38,7 @@ use crate::runtime::{Loaded, Runtime};
 use crate::socket::{Channel, Frame, Line, Renewal, Stream};
 
 /// Versions that this build speaks of everything that the two ends say to each other.
-pub const VERSIONS: Versions = Versions::new(5, 5);
+pub const VERSIONS: Versions = Versions::new(6, 6);
 /// Time within which a connector must greet. It leaves room for a rank whose thread is held up on a
 /// busy machine. A connection that never greets occupies one descriptor for this time.
 pub const GREETING: Duration = Duration::from_secs(30);
@@ -47,7 +48,7 @@ pub const STRANGERS: usize = 256;
 const FRAMES: u32 = 8;
 
 /// The first frame of either end.
-#[derive(Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Greeting {
     /// The oldest version that the sender speaks.
     version: u32,
@@ -55,6 +56,8 @@ struct Greeting {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     newest: Option<u32>,
     nonce: Nonce,
+    /// What NCCL was told at the sender.
+    told: Alike,
     /// Over TCP: where the sender is dialled when the connection broke, if it replaces connections.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     again: Option<Place>,
@@ -71,9 +74,10 @@ struct Spoken {
 }
 
 /// The bytes of this end's greeting.
-fn greet_with(key: &Key, again: Option<Place>, links: bool) -> Vec<u8> {
+fn greet_with(key: &Key, told: &Alike, again: Option<Place>, links: bool) -> Vec<u8> {
     let (nonce, again) = (key.nonce(), again.map(|place| place.hidden(&key.secret())));
-    let greeting = Greeting { version: VERSIONS.oldest(), newest: VERSIONS.newest(), nonce, again, links };
+    let (version, newest, told) = (VERSIONS.oldest(), VERSIONS.newest(), told.clone());
+    let greeting = Greeting { version, newest, nonce, told, again, links };
     serde_json::to_vec(&greeting).expect("it is plain data")
 }
 
@@ -81,9 +85,8 @@ fn lost(e: impl std::fmt::Display) -> Failure {
     Failure::new(Code::Remote, format!("making a connection: {e}"))
 }
 
-/// Checks a frame that should be a greeting for the listener with this key. Returns where its sender is dialled again, and
-/// whether the queue pair is over `tcp`.
-fn greeting(bytes: &[u8], key: &Key) -> Result<(Option<Place>, bool)> {
+/// Checks a frame that should be a greeting for the listener with this key. What it says is checked by [`same_told`].
+fn greeting(bytes: &[u8], key: &Key) -> Result<Greeting> {
     // The versions come first: the rest of a greeting of another version can't be read.
     let Spoken { version, newest } = serde_json::from_slice(bytes).map_err(lost)?;
     VERSIONS.agree(Versions::told(version, newest)).map_err(|e| lost(format!("the other end: {e}")))?;
@@ -91,7 +94,16 @@ fn greeting(bytes: &[u8], key: &Key) -> Result<(Option<Place>, bool)> {
     if g.nonce != key.nonce() {
         return Err(lost("the greeting is for another listener"));
     }
-    Ok((g.again.map(|place| place.hidden(&key.secret())), g.links))
+    let again = g.again.map(|place| place.hidden(&key.secret()));
+    Ok(Greeting { again, ..g })
+}
+
+/// Refuses an end at which NCCL was told other things than here.
+fn same_told(runtime: &Runtime, theirs: &Alike) -> Result<()> {
+    match runtime.loaded.alike.differs(theirs) {
+        None => Ok(()),
+        Some(why) => Err(Failure::new(Code::Usage, why)),
+    }
 }
 
 /// 16 bytes that nobody can guess.
@@ -156,13 +168,24 @@ impl Listener {
                     return Ok(None);
                 }
                 let (channel, (bytes, _)) = state.ready.remove(0);
+                // An end that is refused hears from our greeting why.
+                let answer = || {
+                    let ours = greet_with(&self.key, &self.runtime.loaded.alike, None, false);
+                    let _ = channel.send(&ours, Vec::new());
+                };
                 // Any process can connect here and send anything.
-                let heard = greeting(&bytes, &self.key).and_then(|(again, links)| {
-                    Ok((again, transport(&self.runtime, channel.stream(), links)?))
+                let heard = greeting(&bytes, &self.key).and_then(|heard| {
+                    let transport = transport(&self.runtime, channel.stream(), heard.links)?;
+                    Ok((heard, transport))
                 });
                 let (again, transport) = match heard {
-                    Ok(heard) => heard,
+                    Ok((heard, transport)) => {
+                        // It knew the key, so it is a rank of this job, and none that fits will come in its place.
+                        same_told(&self.runtime, &heard.told).inspect_err(|_| answer())?;
+                        (heard.again, transport)
+                    }
                     Err(e) => {
+                        answer();
                         tracing::warn!("refused a connection at the listening socket: {e}");
                         continue;
                     }
@@ -293,7 +316,8 @@ impl Progress {
         let between_hosts = transport != Transport::Local;
         let token = runtime.watch.here().filter(|_| between_hosts).map(Here::token).transpose()?;
         let links = transport == Transport::Tcp;
-        channel.send(&greet_with(&key, token.as_ref().map(Token::place), links), Vec::new()).map_err(lost)?;
+        let ours = greet_with(&key, &runtime.loaded.alike, token.as_ref().map(Token::place), links);
+        channel.send(&ours, Vec::new()).map_err(lost)?;
         // A connection has one call of each end; none is repeated.
         let own = Incarnation::MIN;
         let connect = Connect::new(own, offer, u64::MAX, Status::new(abi::PUSHGATE_ABORTED), 0);
@@ -320,8 +344,9 @@ impl Progress {
             && let Some((bytes, fds)) = self.channel.receive().map_err(lost)?
         {
             if self.heard == 0 {
-                let (again, _) = greeting(&bytes, &self.key)?;
-                self.greeted(again, Role::Send);
+                let heard = greeting(&bytes, &self.key)?;
+                same_told(runtime, &heard.told)?;
+                self.greeted(heard.again, Role::Send);
                 continue;
             }
             self.heard += 1;
@@ -584,6 +609,8 @@ fn greet(
 
 #[cfg(test)]
 mod tests {
+    use pushgate::settings::QpKind;
+
     use super::*;
 
     #[test]
@@ -597,14 +624,28 @@ mod tests {
         // Version 3 had the offer in its greeting.
         let earlier = format!(r#""nonce":{nonce:?},"offer":{{"Verbs":{{"qp":1}}}}"#);
         for rest in [&earlier[..], r#""Other":null"#] {
-            for version in [1, 3, 4, 6] {
+            for version in [1, 3, 5, 7] {
                 let text = say(version, rest).unwrap_err();
-                assert!(text.contains(&format!("speaks version {version}, expected 5")), "{text}");
+                assert!(text.contains(&format!("speaks version {version}, expected 6")), "{text}");
             }
         }
-        let text = say(5, r#""Other":null"#).unwrap_err();
+        let text = say(6, r#""Other":null"#).unwrap_err();
         assert!(!text.contains("speaks version"), "{text}");
-        say(5, &format!(r#""nonce":{nonce:?}"#)).unwrap();
+        say(6, &format!(r#""nonce":{nonce:?},"told":{{}}"#)).unwrap();
+    }
+
+    #[test]
+    fn ends_at_which_nccl_was_told_different_things_refuse_each_other_by_name() {
+        let [here, there] = [QpKind::Local, QpKind::Auto]
+            .map(|qp| Runtime::of_a_test_with(crate::testing::WINDOW, |settings| settings.qp = qp));
+        let (listener, mut bytes) = Listener::new(there, None).unwrap();
+        let attempts = Attempts::new();
+        assert!(attempts.connect(here.clone(), &mut bytes, None).unwrap().is_none());
+        let refused = crate::testing::until(|| listener.accept().err());
+        let e = crate::testing::until(|| attempts.connect(here.clone(), &mut bytes, None).err());
+        assert!(refused.text.contains("qp is auto here and local there"), "{refused}");
+        assert!(e.text.contains("qp is local here and auto there"), "{e}");
+        assert_eq!([refused.code, e.code], [Code::Usage; 2]);
     }
 
     #[test]
@@ -626,11 +667,12 @@ mod tests {
     #[test]
     fn p8_a_connector_that_greets_and_then_sends_frames_without_end_loses_its_connection() {
         let runtime = Runtime::of_a_test(crate::testing::WINDOW);
+        let told = runtime.loaded.alike.clone();
         let (listener, bytes) = Listener::new(runtime, None).unwrap();
         let key = Handle::decode(&bytes).unwrap().key;
         let Dialed::Connected(stream) = dial::dial_unix(&key.nonce()).unwrap() else { panic!("it listens") };
         let mut channel = Channel::new(stream);
-        channel.send(&greet_with(&key, None, false), Vec::new()).unwrap();
+        channel.send(&greet_with(&key, &told, None, false), Vec::new()).unwrap();
         // They change nothing: they are of an end that has never heard of this one.
         let end = connect::end(Incarnation::MIN, None, Status::new(abi::PUSHGATE_ABORTED));
         for _ in 0..FRAMES {

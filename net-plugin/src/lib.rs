@@ -7,6 +7,7 @@
 //! a connection in use, `send` and `receive` its two ends. `rma` is NCCL's other table, of puts and signals.
 
 mod again;
+mod alike;
 mod comm;
 mod dial;
 mod end;

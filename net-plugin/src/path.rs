@@ -210,18 +210,35 @@ const PIECE: &str = "NCCL_P2P_NET_CHUNKSIZE";
 const PIECE_OVER_TCP: &str = "262144";
 const PIECE_ELSE: &str = "524288";
 
-/// A variable that the plugin sets besides where no RDMA device is used. NCCL then has buffers for its protocol LL
+/// A variable that the plugin sets besides, unless all queue pairs are over RDMA. NCCL then has buffers for its protocol LL
 /// between every two ranks, so the shortest messages of send/recv take LL too. And NCCL receives LL in host memory, in
 /// every connection, so that no copy by the copier stands between a message and the kernel that waits for the message.
-const TOLD_WITHOUT_RDMA: (&str, &str) = ("NCCL_ALLOC_P2P_NET_LL_BUFFERS", "1");
+const LL_BUFFERS: &str = "NCCL_ALLOC_P2P_NET_LL_BUFFERS";
 
-/// Sets those variables, once. They do not depend on the plan: another rank's plan may differ, and
-/// NCCL wants such settings to be the same on all ranks. `rdma`: an RDMA device is used; `over_tcp`: all connections are over TCP.
-pub fn tell_nccl(rdma: bool, over_tcp: bool) {
+/// All variables that the plugin sets.
+pub const VARIABLES: [&str; 4] = [TOLD[0].0, TOLD[1].0, PIECE, LL_BUFFERS];
+
+/// Whether the settings, which are those of all ranks, leave it open that NCCL hands over GPU memory. A single rank may still come to
+/// the path `bounce`; it then says so in its greeting ([`crate::alike`]).
+pub fn wants_gpu_memory(settings: &PluginSettings) -> bool {
+    match settings.path {
+        NetPath::Bounce => false,
+        // One-sided operations of kernels are on GPU memory.
+        NetPath::Auto => {
+            settings.device != DeviceChoice::Cpu && (settings.qp != QpKind::Tcp || settings.net_rma)
+        }
+        _ => true,
+    }
+}
+
+/// Sets those variables, once. They depend on the settings alone, not on what this host or rank has: NCCL wants such settings to be the
+/// same on all ranks.
+pub fn tell_nccl(qp: QpKind) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let piece = [(PIECE, if over_tcp { PIECE_OVER_TCP } else { PIECE_ELSE })];
-        for (name, value) in TOLD.into_iter().chain(piece).chain((!rdma).then_some(TOLD_WITHOUT_RDMA)) {
+        let piece = [(PIECE, if qp == QpKind::Tcp { PIECE_OVER_TCP } else { PIECE_ELSE })];
+        let ll = (qp != QpKind::Verbs).then_some((LL_BUFFERS, "1"));
+        for (name, value) in TOLD.into_iter().chain(piece).chain(ll) {
             match std::env::var(name) {
                 Ok(theirs) => log::init(&format!("{name} stays {theirs}, as set; ours would be {value}")),
                 Err(_) => {
@@ -240,10 +257,10 @@ pub fn tell_nccl(rdma: bool, over_tcp: bool) {
     });
 }
 
-/// Whether NCCL receives messages of the protocol LL in host memory ([`TOLD_WITHOUT_RDMA`]). NCCL has read the variable by
+/// Whether NCCL receives messages of the protocol LL in host memory ([`LL_BUFFERS`]). NCCL has read the variable by
 /// the time that it asks a tuner.
 pub fn ll_lands_on_host() -> bool {
-    let value = std::env::var(TOLD_WITHOUT_RDMA.0).ok();
+    let value = std::env::var(LL_BUFFERS).ok();
     value.and_then(|value| value.trim().parse::<i64>().ok()).is_some_and(|value| value != 0)
 }
 

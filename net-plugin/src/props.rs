@@ -58,10 +58,9 @@ pub struct Properties {
 }
 
 impl Properties {
-    /// The properties where no RDMA device is used. `gpu`: NCCL may hand over GPU memory.
+    /// The properties where no RDMA device is used, for host memory. `gpu`: as many devices as where GPUs push and pull.
     pub fn local(gpu: bool) -> Self {
         let guid = u64::from_be_bytes(*b"pushgate");
-        let ptr_support = if gpu { PTR_HOST | PTR_CUDA } else { PTR_HOST };
         let (devices, speed) = if gpu { (GPU_DEVICES, GPU_SPEED / GPU_DEVICES) } else { (1, LOCAL_SPEED) };
         let (latency, max_bytes) = (LATENCY, MAX_BYTES);
         let max_recvs = MAX_RECVS as c_int;
@@ -72,7 +71,7 @@ impl Properties {
             speed,
             port: 1,
             latency,
-            ptr_support,
+            ptr_support: PTR_HOST,
             max_bytes,
             max_recvs,
         }
@@ -123,29 +122,27 @@ impl Properties {
         self.ptr_support & PTR_CUDA != 0
     }
 
-    /// These properties for a network to which NCCL may hand over GPU memory. `dma_buf`: as a
-    /// dma-buf. `local`: some connections may be over `local`.
+    /// These properties of an RDMA device where some connections may be over `local`: four devices without a place on PCIe, which share
+    /// the port's rate. A rank without an RDMA device has as many, and releases of NCCL after 2.30 may refuse ranks that differ in this
+    /// (NCCL_IGNORE_NET_MISMATCH).
     ///
     /// NCCL uses its LL128 protocol, at all sizes that its model finds it good for, if it sees GPU and NIC at one switch. The
-    /// model does not know what copies by our kernel cost. So where some connection has those copies, as each over `local` has,
-    /// the device has no place on PCIe, and the tuner says for which sizes LL128 is taken (`tuning.rs`).
-    ///
-    /// Such connections also make it four devices, which share the port's rate: as many as a rank without an RDMA device has,
-    /// because releases of NCCL after 2.30 may refuse ranks that differ in this (NCCL_IGNORE_NET_MISMATCH).
+    /// model does not know what the copier's copies cost. So the device has no place there, and the tuner says for which sizes LL128 is
+    /// taken (`tuning.rs`).
+    pub fn beside_local(self) -> Self {
+        let (devices, speed) = (GPU_DEVICES, (self.speed / GPU_DEVICES).max(1));
+        Properties { devices, speed, pci_path: None, ..self }
+    }
+
+    /// These properties of a network to which NCCL may hand over GPU memory. `dma_buf`: as a dma-buf.
     ///
     /// NCCL need not know how messages leave. Everything else is independent of the plan: ranks of
     /// one communicator may have different plans, and NCCL must come to the same conclusions on
     /// each.
-    pub fn with_gpu(self, landing: Landing, dma_buf: bool, local: bool) -> Self {
+    pub fn with_gpu(self, landing: Landing, dma_buf: bool) -> Self {
         let dma_buf = if dma_buf && landing == Landing::Gpu { PTR_DMABUF } else { 0 };
-        let devices = if local { GPU_DEVICES } else { self.devices };
-        Properties {
-            devices,
-            speed: (self.speed / devices).max(1),
-            pci_path: self.pci_path.filter(|_| landing == Landing::Gpu && !local),
-            ptr_support: PTR_HOST | PTR_CUDA | dma_buf,
-            ..self
-        }
+        let pci_path = self.pci_path.filter(|_| landing == Landing::Gpu);
+        Properties { pci_path, ptr_support: PTR_HOST | PTR_CUDA | dma_buf, ..self }
     }
 
     /// The PCI path for NCCL; NULL if the device is no PCI function, and then NCCL places it at the
@@ -192,12 +189,13 @@ mod tests {
             (Landing::Gpu, true, false, PTR_HOST | PTR_CUDA | PTR_DMABUF),
             (Landing::Host, false, false, PTR_HOST | PTR_CUDA),
         ] {
-            let p = device.with_gpu(landing, true, local);
+            let device = if local { device.beside_local() } else { device };
+            let p = device.with_gpu(landing, true);
             assert_eq!((p.pci_path.is_some(), p.ptr_support), (place, types), "{landing:?} {local}");
             assert_eq!(p.max_bytes, MAX_BYTES);
             // The ways to all ranks have one speed together, however many devices there are.
             assert_eq!((p.devices, p.devices * p.speed), (if local { GPU_DEVICES } else { 1 }, LOCAL_SPEED));
-            let p = device.with_gpu(landing, false, local);
+            let p = device.with_gpu(landing, false);
             assert_eq!(p.ptr_support, PTR_HOST | PTR_CUDA);
         }
     }

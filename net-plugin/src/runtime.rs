@@ -20,6 +20,7 @@ use pushgate_proxy::link::verbs::Device;
 use pushgate_proxy::link::verbs::choice::Distance;
 use pushgate_proxy::memory::Keep;
 
+use crate::alike::Alike;
 use crate::error::{Code, Failure, Result};
 use crate::gpu::{self, Gpu};
 use crate::identity::Identity;
@@ -43,6 +44,8 @@ pub struct Loaded {
     /// Where this process meets others over `tcp` queue pairs, if the settings allow these.
     pub tcp: Option<IpAddr>,
     pub properties: Properties,
+    /// What the other ends must have been told too.
+    pub alike: Alike,
     /// NCCL may hand over memory of GPUs; the first of them, already opened.
     pub gpu: Option<Mutex<Option<Opened>>>,
     /// What NCCL was told about GPU memory.
@@ -174,23 +177,27 @@ impl Loaded {
         };
         let path = Choice::of(&settings, rdma.as_ref())?;
         let over_tcp = settings.qp == QpKind::Tcp;
-        let properties = match (&rdma, path.told) {
+        let wants_gpu = path::wants_gpu_memory(&settings);
+        // How many devices there are must not depend on what this host or rank has (`alike.rs`).
+        let properties = match &rdma {
             // Over TCP as many devices with GPU memory as without, for as many connections.
-            (None, _) if over_tcp => Properties::local(true).with_gpu_memory(path.gpu.is_some()).in_order(),
-            (None, _) => Properties::local(path.gpu.is_some()),
-            (Some(device), None) => Properties::of(device),
-            (Some(device), Some(told)) => {
-                let local = settings.qp == QpKind::Auto;
-                Properties::of(device).with_gpu(told.landing, told.dma_buf, local)
-            }
+            None if over_tcp => Properties::local(true).in_order(),
+            None => Properties::local(wants_gpu),
+            Some(device) if wants_gpu && settings.qp == QpKind::Auto => Properties::of(device).beside_local(),
+            Some(device) => Properties::of(device),
+        };
+        let properties = match (&rdma, path.told) {
+            (Some(_), Some(told)) => properties.with_gpu(told.landing, told.dma_buf),
+            _ => properties.with_gpu_memory(path.gpu.is_some()),
         };
         log::init(&path.why);
-        if path.gpu.is_some() || over_tcp {
-            path::tell_nccl(rdma.is_some(), over_tcp);
+        if wants_gpu || over_tcp {
+            path::tell_nccl(settings.qp);
         }
-        if path.gpu.is_some() {
+        if wants_gpu {
             taken::tell_without_tuner();
         }
+        let alike = Alike::here(&settings, &properties);
         if settings.qp == QpKind::Auto && rdma.is_some() && path.gpu.is_some() {
             log::init(&format!("over local queue pairs: {}", path::OVER_LOCAL));
         }
@@ -201,7 +208,8 @@ impl Loaded {
         }));
         let identity = Identity::here();
         let (gpu, told) = (path.gpu, path.told);
-        let loaded = Loaded { settings, identity, rdma, no_rdma, tcp, properties, gpu, told, under_way };
+        let loaded =
+            Loaded { settings, identity, rdma, no_rdma, tcp, properties, alike, gpu, told, under_way };
         let window = loaded.settings.net_window_size;
         log::init(&format!("queue pairs are {}; window of {window} bytes a connection", loaded.transports()));
         Ok(loaded)
@@ -299,7 +307,9 @@ impl Runtime {
             _ => None,
         });
         let (rdma, tcp, gpu, told) = (None, None, None, None);
-        let loaded = Loaded { settings, identity, rdma, no_rdma, tcp, properties, gpu, told, under_way };
+        let alike = Alike::here(&settings, &properties);
+        let loaded =
+            Loaded { settings, identity, rdma, no_rdma, tcp, properties, alike, gpu, told, under_way };
         Arc::new(Runtime::start(Arc::new(loaded), Arc::new(())).expect("a thread"))
     }
 }

@@ -14,6 +14,14 @@ fn is_ours(value: &OsStr) -> bool {
     Path::new(value).file_name().is_some_and(|name| name.to_string_lossy().contains("pushgate"))
 }
 
+/// Which tuner NCCL takes, as far as the variable tells.
+pub fn tuner() -> String {
+    match std::env::var_os(TUNER).filter(|set| !is_ours(set)) {
+        None => "the plugin's".into(),
+        Some(set) => set.to_string_lossy().into_owned(),
+    }
+}
+
 /// Called where NCCL hands over GPU memory, whose collectives the tuner is for. Says, once, what it costs that the user
 /// has NCCL take another tuner, or none. (NCCL loads its tuner after this call, so only the variable can tell.)
 pub fn tell_without_tuner() {

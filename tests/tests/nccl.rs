@@ -225,10 +225,8 @@ fn p3_p4_p6_gpu_memory_that_the_rdma_device_registers_is_written_and_read() {
     assert!(gpu_traffic(traffic, &other, written) > 5);
     // From the host to a GPU whose memory is written, and to one that pulls.
     for landing in ["gpu", "host"] {
-        let other = format!(
-            "_PUSHGATE_NET_GPU=cpu NCCL_CALLER_MEMORY=cuda PUSHGATE_PATH=push PUSHGATE_LANDING={landing}"
-        );
-        run_with(command(traffic), &[("NCCL_CALLER_RANK_1", &other)]);
+        let other = format!("NCCL_CALLER_MEMORY=cuda PUSHGATE_LANDING={landing}");
+        run_with(command(traffic), &[GPU[0], push[0], ("NCCL_CALLER_RANK_1", &other)]);
     }
     // Queue pairs for flushing, registrations and workers go with their connections.
     let mut many = command("many --times 2");

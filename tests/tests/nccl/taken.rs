@@ -15,16 +15,16 @@ fn every_release_of_nccl_hands_over_gpu_memory() {
 
 #[test]
 fn what_another_tuner_costs_is_said_once() {
-    let said = |tuner: Option<&str>, gpu: bool| {
+    let said = |tuner: Option<&str>, path: &str| {
         let mut command = command("many --times 3");
         command.env_remove("NCCL_TUNER_PLUGIN").envs(tuner.map(|name| ("NCCL_TUNER_PLUGIN", name)));
-        command.envs(gpu.then_some(GPU).into_iter().flatten());
+        command.envs([GPU[0], ("PUSHGATE_PATH", path)]);
         let (_, log) = logged(command);
         ["NCCL takes another tuner", "NCCL takes no tuner"].map(|text| log.matches(text).count())
     };
-    assert_eq!(said(Some("libnccl-tuner-mine.so"), true), [1, 0]);
-    assert_eq!(said(Some("none"), true), [0, 1]);
-    assert_eq!(said(Some("/opt/libnccl-net-pushgate.so"), true), [0; 2]);
-    assert_eq!(said(None, true), [0; 2]);
-    assert_eq!(said(Some("none"), false), [0; 2], "the tuner is for GPU memory");
+    assert_eq!(said(Some("libnccl-tuner-mine.so"), "auto"), [1, 0]);
+    assert_eq!(said(Some("none"), "auto"), [0, 1]);
+    assert_eq!(said(Some("/opt/libnccl-net-pushgate.so"), "auto"), [0; 2]);
+    assert_eq!(said(None, "auto"), [0; 2]);
+    assert_eq!(said(Some("none"), "bounce"), [0; 2], "the tuner is for GPU memory");
 }

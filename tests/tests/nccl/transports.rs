@@ -86,6 +86,26 @@ fn a_rank_that_no_setting_lets_this_one_reach_is_refused_with_the_remedy() {
     assert!(log.contains("set qp alike on all ranks"), "{log}");
 }
 
+/// NCCL compares none of this, and its ranks would take each other's messages for other ones.
+#[test]
+fn ranks_at_which_nccl_was_told_different_things_refuse_each_other_with_both_values() {
+    for (other, said) in [
+        ("NCCL_P2P_NET_CHUNKSIZE=131072", "NCCL_P2P_NET_CHUNKSIZE is 524288 here and 131072 there"),
+        ("NCCL_ALLOC_P2P_NET_LL_BUFFERS=0", "NCCL_ALLOC_P2P_NET_LL_BUFFERS is 1 here and 0 there"),
+        ("NCCL_TUNER_PLUGIN=none", "tuner is the plugin's here and none there"),
+        ("PUSHGATE_PATH=bounce", "GPU memory is handed over here and stays with NCCL (path bounce) there"),
+        ("PUSHGATE_QP=auto", "qp is local here and auto there"),
+    ] {
+        let mut differing = command("traffic --processes --groups 3");
+        differing.env("PUSHGATE_QP", "local").envs(GPU).env("NCCL_CALLER_RANK_1", other);
+        for name in ["NCCL_P2P_NET_CHUNKSIZE", "NCCL_ALLOC_P2P_NET_LL_BUFFERS", "NCCL_TUNER_PLUGIN"] {
+            differing.env_remove(name);
+        }
+        let log = output_of(differing);
+        assert!(log.contains(said) && log.contains("which would exchange wrong bytes"), "{other}: {log}");
+    }
+}
+
 /// The log of a caller that fails.
 fn output_of(mut command: Command) -> String {
     let output = output(command.env("NCCL_CALLER_VERBOSE", "1"), limit());
@@ -164,14 +184,22 @@ fn ranks_in_two_network_namespaces_use_verbs_and_ranks_in_one_use_local() {
         let verbs = said.iter().filter(|said| said.starts_with("verbs (")).count();
         assert_eq!((verbs, said.len()), (2, 3), "{log}");
     }
-    // A rank of another host, and one that takes verbs alone.
-    for other in ["_PUSHGATE_NET_HOST=elsewhere", "PUSHGATE_QP=verbs"] {
-        let log = traffic(&[("NCCL_CALLER_RANK_1", other)]);
-        assert!(told(&log).iter().all(|said| said.starts_with("verbs (")) && told(&log).len() == 2, "{log}");
+    // A rank of another host.
+    let log = traffic(&[("NCCL_CALLER_RANK_1", "_PUSHGATE_NET_HOST=elsewhere")]);
+    assert!(told(&log).iter().all(|said| said.starts_with("verbs (")) && told(&log).len() == 2, "{log}");
+    // Without the device they go over TCP, also if one of the two hosts alone lacks it. NCCL is told the same at both.
+    let without = format!("{there} PUSHGATE_IB_DEV=none-such");
+    for gpu in [&[][..], &GPU] {
+        for variables in
+            [[between[2], ("PUSHGATE_IB_DEV", "none-such")], [("NCCL_CALLER_RANK_1", &*without); 2]]
+        {
+            let mut command = auto("traffic --processes --groups 3");
+            command.envs([between[0], between[1]]).envs(variables).envs(gpu.iter().copied());
+            let (_, log) = logged(command);
+            assert!(
+                told(&log).iter().all(|said| said.starts_with("tcp: ")) && told(&log).len() == 2,
+                "{log}"
+            );
+        }
     }
-    // Without the device they go over TCP.
-    let mut command = auto("traffic --processes --groups 3");
-    command.envs(between).env("PUSHGATE_IB_DEV", "none-such");
-    let (_, log) = logged(command);
-    assert!(told(&log).iter().all(|said| said.starts_with("tcp: ")) && told(&log).len() == 2, "{log}");
 }
