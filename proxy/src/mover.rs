@@ -118,6 +118,11 @@ impl Move {
         mover: Option<&mut (dyn Mover + 'static)>,
         stage: (usize, usize),
     ) -> Result<Self, MoveError> {
+        if length == 0 {
+            // No bytes, so nothing that a device would do: its mover may not be there, where an RDMA device writes all others.
+            let nowhere = std::ptr::dangling::<u8>() as usize;
+            return Ok(Move::Host { dst: nowhere, src: nowhere, left: 0 });
+        }
         match (dst, src, mover) {
             (Stretch::Host(dst), Source::Mapped(src), _) => Ok(Move::Host { dst, src, left: length }),
             (Stretch::Host(dst), Source::Peer(src), _) => Ok(Move::Read { dst, src, left: length }),
@@ -216,5 +221,18 @@ impl Move {
                 Ok(done(ticket.is_none()))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_message_for_device_memory_needs_no_mover() {
+        let start =
+            |length| Move::start(Source::Mapped(0x1000), Stretch::Device(0x2000), length, None, (0, 0));
+        assert!(start(0).is_ok());
+        assert!(start(1).unwrap_err().reason.contains("no mover"));
     }
 }
