@@ -29,6 +29,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
+use crate::closing::drop_elsewhere;
 use crate::eventfd::{deadline, poll_until};
 
 /// How many descriptors one message may carry (`SCM_MAX_FD`).
@@ -99,7 +100,7 @@ impl<T: AsFd + ?Sized> Carrier for T {
 }
 
 /// A frame that is being received piece by piece without waiting. Descriptors that it holds when it
-/// is dropped are closed by a thread ([`drop_elsewhere`]).
+/// is dropped are closed without waiting ([`drop_elsewhere`]).
 ///
 /// Use one for each stream. Memory grows with what arrived, not with the announced length.
 #[derive(Debug, Default)]
@@ -196,14 +197,6 @@ impl Drop for Incoming {
             drop_elsewhere(std::mem::take(&mut self.fds));
         }
     }
-}
-
-/// Drops a value that holds descriptors of a peer, on a thread of its own.
-///
-/// The last close of some files waits for as long as the peer likes (a TCP socket's with
-/// `SO_LINGER`). If no thread can be started, drops the value here.
-pub fn drop_elsewhere(what: impl Send + 'static) {
-    let _ = std::thread::Builder::new().name("pushgate-close".into()).spawn(move || drop(what));
 }
 
 /// Frames that wait to be sent; sends as much as the socket takes, without waiting.

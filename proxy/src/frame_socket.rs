@@ -9,7 +9,7 @@ use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use pushgate_driver_shim::fdpass::drop_elsewhere;
+use pushgate_driver_shim::closing::drop_elsewhere;
 use rustix::cmsg_space;
 use rustix::io::Errno;
 use rustix::net::sockopt::{socket_domain, socket_type};

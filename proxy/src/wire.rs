@@ -10,6 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use pushgate_driver_shim::closing::PeerStream;
 use pushgate_driver_shim::fdpass;
 use pushgate_driver_shim::versions::Versions;
 use rustix::io::Errno;
@@ -291,7 +292,7 @@ pub(crate) fn abstract_name(path: &Path) -> Option<&[u8]> {
 /// Connects to the socket at `path` (`@name`: an abstract one). A proxy whose
 /// queue of new connections is full is waited for until `deadline`, then
 /// `WouldBlock`; a plain `connect` could wait for ever.
-pub fn dial(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
+pub fn dial(path: &Path, deadline: Instant) -> io::Result<PeerStream> {
     let address = match abstract_name(path) {
         Some(name) => SocketAddrUnix::new_abstract_name(name)?,
         None => SocketAddrUnix::new(path)?,

@@ -5,7 +5,8 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
-use pushgate_driver_shim::fdpass::{Frame, drop_elsewhere};
+use pushgate_driver_shim::closing::drop_elsewhere;
+use pushgate_driver_shim::fdpass::Frame;
 use pushgate_proxy::connect::Incarnation;
 use pushgate_proxy::endpoint::Mailbox;
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::abi;
+use pushgate_driver_shim::closing::PeerStream;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::process::Process;
 use pushgate_driver_shim::versions::Versions;
@@ -49,7 +50,7 @@ pub(super) struct Server {
 
 /// A connection that was admitted.
 pub(super) struct Guest {
-    pub(super) stream: UnixStream,
+    pub(super) stream: PeerStream,
     /// The process at the other end, where it has a number here.
     pub(super) process: Option<Process>,
     /// The user at the other end.
