@@ -6,40 +6,58 @@
 //! In a thread that exits the kernel does not linger (`inet_release`: `PF_EXITING`). So the last close is left to the exit of a thread
 //! with a table of descriptors of its own.
 
+use std::any::Any;
 use std::io::IoSliceMut;
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread::Builder;
+use std::time::Duration;
 
-use rustix::io::ioctl_fionread;
+use rustix::io::{Errno, ioctl_fionread};
 use rustix::net::sockopt::set_socket_oobinline;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, Shutdown, recvmsg, shutdown};
-use rustix::thread::{UnshareFlags, unshare_unsafe};
+use rustix::process::test_kill_process;
+use rustix::thread::{UnshareFlags, gettid, unshare_unsafe};
 
 use crate::fork::Owner;
+
+/// What a peer holds of a quota. It is dropped once the peer's descriptors are closed.
+pub type Held = Arc<dyn Any + Send + Sync>;
 
 /// Drops a value that holds descriptors of a peer, on threads of its own. Those end at once unless a close waits in a thread that exits
 /// too: the flush of a file that was received (FUSE, NFS). If no thread can be started, drops the value here.
 pub fn drop_elsewhere(what: impl Send + 'static) {
+    drop_elsewhere_within(what, ());
+}
+
+/// As [`drop_elsewhere`]; drops `held` once the last close of the value's descriptors has returned.
+pub fn drop_elsewhere_within(what: impl Send + 'static, held: impl Send + 'static) {
     let closes = move || {
-        let (ready, is_ready) = channel::<()>();
+        let (ready, is_ready) = channel();
         let (dropped, is_dropped) = channel::<()>();
         let exits = Builder::new().name("pushgate-exit".into()).spawn(move || {
             // SAFETY: from here on this thread opens, uses and closes no descriptor: its copy of the table is closed by its exit.
             // Where the table can't be copied, the value's descriptors are closed by the thread that drops it, as any other.
             let _ = unsafe { unshare_unsafe(UnshareFlags::FILES) };
-            drop(ready);
+            let _ = ready.send(gettid());
             let _ = is_dropped.recv();
         });
-        if exits.is_ok() {
-            // An error says that the other side was dropped: the table is copied.
-            let _: Result<(), _> = is_ready.recv();
-        }
+        // The table is copied once the thread has said its number.
+        let thread = exits.ok().and_then(|_| is_ready.recv().ok());
         // Not the last close of any file: the copied table has them all.
         drop(what);
         drop(dropped);
+        // The kernel forgets the thread after it has closed the table, and joins it before. The number can be another thread's in
+        // one of these pauses only if all other numbers were given meanwhile.
+        let mut pause = Duration::from_millis(1);
+        while thread.is_some_and(|thread| test_kill_process(thread) != Err(Errno::SRCH)) {
+            std::thread::sleep(pause);
+            pause = (2 * pause).min(Duration::from_millis(100));
+        }
+        drop(held);
     };
     let _ = Builder::new().name("pushgate-close".into()).spawn(closes);
 }
@@ -55,13 +73,27 @@ pub fn drop_elsewhere(what: impl Send + 'static) {
 pub struct PeerStream {
     stream: Option<UnixStream>,
     owner: Owner,
+    held: Option<Held>,
+}
+
+impl PeerStream {
+    /// The stream of a peer that holds so much of a quota, until what the peer has sent over the stream is closed.
+    pub fn within(mut self, held: Held) -> Self {
+        self.held = Some(held);
+        self
+    }
+
+    /// What the peer holds of a quota.
+    pub fn held(&self) -> Option<Held> {
+        self.held.clone()
+    }
 }
 
 impl From<UnixStream> for PeerStream {
     fn from(stream: UnixStream) -> Self {
         // A kernel without this option has no bytes out of band over Unix sockets.
         let _ = set_socket_oobinline(&stream, true);
-        PeerStream { stream: Some(stream), owner: Owner::here() }
+        PeerStream { stream: Some(stream), owner: Owner::here(), held: None }
     }
 }
 
@@ -94,7 +126,7 @@ impl Drop for PeerStream {
         // Nothing arrives behind this.
         let _ = shutdown(&stream, Shutdown::Both);
         if may_have_descriptors(stream.as_fd()) {
-            drop_elsewhere(stream);
+            drop_elsewhere_within(stream, self.held.take());
         }
     }
 }
@@ -123,7 +155,8 @@ fn may_have_descriptors(socket: BorrowedFd<'_>) -> bool {
 mod tests {
     use std::io::{IoSlice, Read, Write};
     use std::net::TcpStream;
-    use std::time::{Duration, Instant};
+    use std::sync::mpsc::Receiver;
+    use std::time::Instant;
 
     use rustix::net::{RecvAncillaryMessage, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
@@ -235,6 +268,37 @@ mod tests {
             (0..along).for_each(|_| assert!(send_along(&theirs, &fd, &[1])));
             shutdown(&ours, Shutdown::Both).unwrap();
             assert_eq!(may_have_descriptors(ours.as_fd()), may, "{messages:?}, {along} descriptors");
+        }
+    }
+
+    #[test]
+    fn p8_what_a_peer_holds_is_given_back_once_all_is_closed_and_not_before() {
+        /// A value whose drop waits, as the flush of a file does that was received.
+        struct Slow(Receiver<()>);
+        impl Drop for Slow {
+            fn drop(&mut self) {
+                let _ = self.0.recv();
+            }
+        }
+        let (goes_on, waits) = channel();
+        let (held, is_held) = (Arc::new(()), |held: &Arc<()>| Arc::strong_count(held) > 1);
+        drop_elsewhere_within(Slow(waits), held.clone());
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(is_held(&held));
+        drop(goes_on);
+        pushgate_tests::wait_until("the slow one is given back", || !is_held(&held));
+        // The same of a stream, whether a thread closes it or not.
+        for along in [false, true] {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            let lingers = along.then(lingering).map(|(fd, end)| {
+                assert!(send_along(&theirs, &fd, &[1]));
+                end
+            });
+            let ours = PeerStream::from(ours).within(held.clone());
+            assert!(is_held(&held));
+            drop(ours);
+            pushgate_tests::wait_until("the stream's is given back", || !is_held(&held));
+            lingers.iter().for_each(until_closed);
         }
     }
 

@@ -183,7 +183,8 @@ fn start(
     let server = server.clone();
     // The number is 0 for a process of another PID namespace: only the socket tells its end.
     let process = u32::try_from(cred.pid).ok().and_then(|pid| Process::of(pid).ok());
-    let guest = Guest { stream, process, uid: cred.uid, number, connection };
+    // The connection counts as its user's until what came over it is closed.
+    let guest = Guest { stream: stream.within(Arc::new(connection)), process, uid: cred.uid, number };
     std::thread::Builder::new().name(format!("pushgate-{number}")).spawn(move || attend(&server, guest))
 }
 
