@@ -15,14 +15,14 @@
 //!   thread, and the last close of some files waits (a TCP socket's with `SO_LINGER`). So a message
 //!   is looked at before it is received, and one with descriptors is left in the queue and silences
 //!   the bell. An end that is dropped is first shut down, so that nothing more arrives, and if
-//!   descriptors lie in it, a thread of its own closes it.
+//!   descriptors lie in it, a thread of its own closes it ([`crate::closing`]).
 
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::fdpass::drop_elsewhere;
+use crate::closing::drop_elsewhere;
 use rustix::io::Errno;
 use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{
@@ -231,15 +231,12 @@ impl AsFd for Ringer {
 
 #[cfg(test)]
 mod tests {
-    use std::io::IoSlice;
-    use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsRawFd;
-    use std::time::Duration;
 
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-    use rustix::net::sockopt::{set_socket_linger, set_socket_recv_buffer_size, set_socket_send_buffer_size};
-    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, sendmsg};
+
+    use pushgate_tests::lingering::{lingering, send_along};
 
     use super::*;
 
@@ -302,42 +299,21 @@ mod tests {
         y.ring();
     }
 
-    /// A TCP socket whose last close waits for a peer that never reads.
-    fn lingering() -> (OwnedFd, TcpStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (theirs, _) = listener.accept().unwrap();
-        set_socket_recv_buffer_size(&theirs, 4096).unwrap();
-        set_socket_send_buffer_size(&ours, 1 << 20).unwrap();
-        set_socket_linger(&ours, Some(Duration::from_secs(3600))).unwrap();
-        ours.set_nonblocking(true).unwrap();
-        while io::Write::write(&mut &ours, &[0; 4096]).is_ok() {}
-        (ours.into(), theirs)
-    }
-
-    fn send_along(to: BorrowedFd<'_>, fd: OwnedFd, bytes: &[u8]) {
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut along = SendAncillaryBuffer::new(&mut space);
-        let fds = [fd.as_fd()];
-        assert!(along.push(SendAncillaryMessage::ScmRights(&fds)));
-        sendmsg(to, &[IoSlice::new(bytes)], &mut along, SendFlags::empty()).unwrap();
-    }
-
     /// The socket's linger is an hour, so a close on this thread would take that long.
     #[test]
     fn p8_a_descriptor_sent_with_a_ring_is_not_closed_on_the_sleepers_thread() {
         let (bell, ringer) = pair().unwrap();
         let (first, first_end) = lingering();
         ringer.ring();
-        send_along(ringer.as_fd(), first, &[1]);
+        assert!(send_along(ringer.as_fd(), &first, &[1]));
         assert!(bell.drain(), "the ring before it is heard");
         assert!(bell.fd().is_none(), "nothing behind it is");
         // The other direction, to close the ringer; and descriptors without a byte of data.
         let (other, ringer_of_other) = pair().unwrap();
         let (second, second_end) = lingering();
-        send_along(other.handle(), second, &[]);
+        assert!(send_along(other.handle(), &second, &[]));
+        drop((first, second));
         drop((bell, ringer, other, ringer_of_other));
-        // The threads that close the descriptors end now.
         drop((first_end, second_end));
     }
 

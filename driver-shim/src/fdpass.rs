@@ -29,6 +29,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
+use crate::closing::{Held, PeerStream, drop_elsewhere_within};
 use crate::eventfd::{deadline, poll_until};
 
 /// How many descriptors one message may carry (`SCM_MAX_FD`).
@@ -63,8 +64,23 @@ pub fn send_message(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -
 /// `QuotaExceeded` if descriptors were lost because this process may open no more files: then the
 /// frame is lost, and the stream goes on with the next one.
 pub fn recv_message(stream: &UnixStream, max_bytes: usize, max_fds: usize) -> io::Result<Frame> {
-    let deadline = deadline(stream.read_timeout()?);
+    receive_whole(stream, Incoming::default(), max_bytes, max_fds)
+}
+
+/// As [`recv_message`]. What the peer holds of a quota, it holds until descriptors of a frame that is not whole are closed.
+pub fn recv_from_peer(stream: &PeerStream, max_bytes: usize, max_fds: usize) -> io::Result<Frame> {
     let mut incoming = Incoming::default();
+    incoming.held = stream.held();
+    receive_whole(stream, incoming, max_bytes, max_fds)
+}
+
+fn receive_whole(
+    stream: &UnixStream,
+    mut incoming: Incoming,
+    max_bytes: usize,
+    max_fds: usize,
+) -> io::Result<Frame> {
+    let deadline = deadline(stream.read_timeout()?);
     loop {
         if let Some(frame) = incoming.receive(stream, max_bytes, max_fds)? {
             return Ok(frame);
@@ -99,7 +115,7 @@ impl<T: AsFd + ?Sized> Carrier for T {
 }
 
 /// A frame that is being received piece by piece without waiting. Descriptors that it holds when it
-/// is dropped are closed by a thread ([`drop_elsewhere`]).
+/// is dropped are closed without waiting ([`drop_elsewhere`](crate::closing::drop_elsewhere)).
 ///
 /// Use one for each stream. Memory grows with what arrived, not with the announced length.
 #[derive(Debug, Default)]
@@ -113,6 +129,8 @@ pub struct Incoming {
     lost: bool,
     fds: Vec<OwnedFd>,
     bytes: Vec<u8>,
+    /// What the peer holds of a quota.
+    held: Option<Held>,
 }
 
 impl Incoming {
@@ -183,7 +201,7 @@ impl Incoming {
                 "{} of {count} descriptors of a frame were lost: raise the limit of open files",
                 count - fds.len()
             );
-            drop_elsewhere(fds);
+            drop_elsewhere_within(fds, self.held.clone());
             return Err(io::Error::new(ErrorKind::QuotaExceeded, text));
         }
         Ok(Some((bytes, fds)))
@@ -193,17 +211,9 @@ impl Incoming {
 impl Drop for Incoming {
     fn drop(&mut self) {
         if !self.fds.is_empty() {
-            drop_elsewhere(std::mem::take(&mut self.fds));
+            drop_elsewhere_within(std::mem::take(&mut self.fds), self.held.take());
         }
     }
-}
-
-/// Drops a value that holds descriptors of a peer, on a thread of its own.
-///
-/// The last close of some files waits for as long as the peer likes (a TCP socket's with
-/// `SO_LINGER`). If no thread can be started, drops the value here.
-pub fn drop_elsewhere(what: impl Send + 'static) {
-    let _ = std::thread::Builder::new().name("pushgate-close".into()).spawn(move || drop(what));
 }
 
 /// Frames that wait to be sent; sends as much as the socket takes, without waiting.

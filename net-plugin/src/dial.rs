@@ -6,9 +6,9 @@
 
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 
 use pushgate::settings::{QpKind, Transport};
+use pushgate_driver_shim::closing::PeerStream;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
@@ -104,7 +104,7 @@ pub fn dial_unix(nonce: &Nonce) -> Result<Dialed> {
         .map_err(Failure::system("socket"))?;
     Ok(match rustix::net::connect(&socket, &address) {
         Ok(()) => {
-            let stream = Stream::Unix(UnixStream::from(socket));
+            let stream = Stream::Unix(PeerStream::from(socket));
             match is_ours(&stream) {
                 true => Dialed::Connected(stream),
                 false => Dialed::Nowhere("its listener runs as another user".into()),

@@ -64,7 +64,7 @@ impl Sockets {
     /// The next connection of a process that may connect, if there is one.
     pub fn accept(&self) -> Result<Option<Stream>> {
         if let Some(unix) = &self.unix
-            && let Some(stream) = next(|| unix.accept().map(|(s, _)| Stream::Unix(s)))?
+            && let Some(stream) = next(|| unix.accept().map(|(s, _)| Stream::Unix(s.into())))?
         {
             return Ok(Some(stream));
         }

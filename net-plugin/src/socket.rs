@@ -8,10 +8,10 @@ use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
-use pushgate_driver_shim::fdpass::drop_elsewhere;
+use pushgate_driver_shim::closing::PeerStream;
+use pushgate_driver_shim::closing::drop_elsewhere;
 use pushgate_proxy::door;
 use pushgate_proxy::redial::Kept;
 use pushgate_proxy::redial::envelope::tune;
@@ -51,7 +51,7 @@ pub type Frame = (Vec<u8>, Vec<OwnedFd>);
 
 /// The socket of a connection.
 pub enum Stream {
-    Unix(UnixStream),
+    Unix(PeerStream),
     Tcp(door::Stream),
 }
 
@@ -496,8 +496,8 @@ mod tests {
     use super::*;
 
     fn pair() -> (Channel, Channel) {
-        let (a, b) = UnixStream::pair().unwrap();
-        (Channel::new(Stream::Unix(a)), Channel::new(Stream::Unix(b)))
+        let (a, b) = std::os::unix::net::UnixStream::pair().unwrap();
+        (Channel::new(Stream::Unix(a.into())), Channel::new(Stream::Unix(b.into())))
     }
 
     #[test]

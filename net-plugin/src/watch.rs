@@ -21,8 +21,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::abi;
+use pushgate_driver_shim::closing::drop_elsewhere;
 use pushgate_driver_shim::eventfd::EventFd;
-use pushgate_driver_shim::fdpass::drop_elsewhere;
 use pushgate_driver_shim::process::Process;
 use pushgate_proxy::connect::{Fds, Frame};
 use pushgate_proxy::door;

@@ -9,7 +9,7 @@ use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use pushgate_driver_shim::fdpass::drop_elsewhere;
+use pushgate_driver_shim::closing::{Held, drop_elsewhere_within};
 use rustix::cmsg_space;
 use rustix::io::Errno;
 use rustix::net::sockopt::{socket_domain, socket_type};
@@ -29,14 +29,18 @@ const TAG: usize = 4;
 
 /// One end of the way of frames. All calls may be made from any thread; none waits.
 #[derive(Debug)]
-pub(crate) struct FrameSocket(OwnedFd);
+pub(crate) struct FrameSocket {
+    socket: OwnedFd,
+    /// What the other end holds of a quota.
+    held: Option<Held>,
+}
 
 impl FrameSocket {
     /// Makes both ends.
     pub(crate) fn pair() -> io::Result<[FrameSocket; 2]> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (a, b) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        Ok([FrameSocket(a), FrameSocket(b)])
+        Ok([a, b].map(|socket| FrameSocket { socket, held: None }))
     }
 
     /// Takes over an end that another process made. Fails with `InvalidInput` unless the descriptor is a Unix socket of type
@@ -47,7 +51,13 @@ impl FrameSocket {
             let text = "descriptor is not a Unix socket of type SOCK_SEQPACKET";
             return Err(io::Error::new(ErrorKind::InvalidInput, text));
         }
-        Ok(FrameSocket(fd))
+        Ok(FrameSocket { socket: fd, held: None })
+    }
+
+    /// The end of a process that holds so much of a quota, until what was received from it is closed.
+    pub(crate) fn within(mut self, held: Held) -> Self {
+        self.held = Some(held);
+        self
     }
 
     /// Sends a frame of the queue pair with this tag. True if the socket took it. Fails if the other end is closed.
@@ -64,7 +74,7 @@ impl FrameSocket {
             if !fds.is_empty() {
                 assert!(control.push(SendAncillaryMessage::ScmRights(&fds)), "room for {MAX_FDS}");
             }
-            match sendmsg(&self.0, &bytes, &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            match sendmsg(&self.socket, &bytes, &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
                 Ok(_) => return Ok(true),
                 Err(Errno::INTR) => {}
                 Err(e @ (Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN)) => return Err(e.into()),
@@ -81,7 +91,8 @@ impl FrameSocket {
             let mut space = [MaybeUninit::uninit(); ANCILLARY];
             let mut control = RecvAncillaryBuffer::new(&mut space);
             let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-            let message = match recvmsg(&self.0, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
+            let message = match recvmsg(&self.socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)
+            {
                 Ok(message) => message,
                 Err(Errno::INTR) => continue,
                 Err(Errno::AGAIN) => return Ok(None),
@@ -103,7 +114,7 @@ impl FrameSocket {
             // What is not memory may take long to close.
             if cut || message.bytes < TAG || !are_memory(&fds) {
                 if !fds.is_empty() {
-                    drop_elsewhere(fds);
+                    drop_elsewhere_within(fds, self.held.clone());
                 }
                 continue;
             }
@@ -115,13 +126,13 @@ impl FrameSocket {
 
 impl AsFd for FrameSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.socket.as_fd()
     }
 }
 
 impl From<FrameSocket> for OwnedFd {
     fn from(socket: FrameSocket) -> OwnedFd {
-        socket.0
+        socket.socket
     }
 }
 
@@ -144,8 +155,8 @@ mod tests {
         assert!(!send(9, frame(vec![], vec![fd(), fd(), fd()])));
         let bell = EventFd::new().unwrap().as_fd().try_clone_to_owned().unwrap();
         assert!(send(9, frame(vec![3], vec![bell])), "the receiver looks at it");
-        rustix::net::send(&a.0, &[1, 2], SendFlags::DONTWAIT).unwrap();
-        rustix::net::send(&a.0, &vec![1; MAX_BYTES + TAG + 1], SendFlags::DONTWAIT).unwrap();
+        rustix::net::send(&a.socket, &[1, 2], SendFlags::DONTWAIT).unwrap();
+        rustix::net::send(&a.socket, &vec![1; MAX_BYTES + TAG + 1], SendFlags::DONTWAIT).unwrap();
         assert!(send(10, frame(vec![4; MAX_BYTES], vec![])));
         let (tag, got) = b.receive().unwrap().unwrap();
         assert_eq!((tag, &got.bytes[..], got.along.len()), (7, &[1, 2][..], 1));

@@ -12,6 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::bell::{self, Bell, Ringer};
+use pushgate_driver_shim::closing::PeerStream;
 use pushgate_driver_shim::fork::Owner;
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_driver_shim::process::Process;
@@ -65,7 +66,7 @@ pub struct RemoteEngine {
 /// The connection to the proxy.
 #[derive(Debug)]
 struct Connection {
-    stream: Arc<UnixStream>,
+    stream: Arc<PeerStream>,
     state: State,
     /// A thread is in [`RemoteEngine::attend`].
     attended: bool,
@@ -111,11 +112,11 @@ impl RemoteEngine {
 
     /// Has the proxy at the other end of a connection start an engine.
     pub fn over(stream: UnixStream, name: &str) -> Result<Self, EngineError> {
-        Self::start(stream, name, None)
+        Self::start(stream.into(), name, None)
     }
 
     fn start(
-        stream: UnixStream,
+        stream: PeerStream,
         name: &str,
         place: Option<(PathBuf, Option<u32>)>,
     ) -> Result<Self, EngineError> {
@@ -327,7 +328,7 @@ impl RemoteEngine {
     }
 
     /// The present connection. Who reads or writes on it breaks it.
-    pub fn stream(&self) -> Arc<UnixStream> {
+    pub fn stream(&self) -> Arc<PeerStream> {
         self.connection().stream.clone()
     }
 
@@ -576,7 +577,7 @@ pub fn usage(path: &Path, trusts: Option<u32>) -> Result<Usage, EngineError> {
 
 /// Connects to the proxy that listens at `path`, and checks whose it is: root's, this process's user's, or that of the user
 /// `trusts`.
-fn dial(path: &Path, deadline: Instant, trusts: Option<u32>) -> Result<UnixStream, EngineError> {
+fn dial(path: &Path, deadline: Instant, trusts: Option<u32>) -> Result<PeerStream, EngineError> {
     let at = path.display();
     let stream = wire::dial(path, deadline).map_err(|e| match e.kind() {
         ErrorKind::NotFound | ErrorKind::ConnectionRefused => {

@@ -10,6 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use pushgate_driver_shim::closing::{PeerStream, drop_elsewhere_within};
 use pushgate_driver_shim::fdpass;
 use pushgate_driver_shim::versions::Versions;
 use rustix::io::Errno;
@@ -278,9 +279,27 @@ pub fn send<T: Serialize>(stream: &UnixStream, message: &T, fds: &[BorrowedFd<'_
 /// closed.
 pub fn recv<T: DeserializeOwned>(stream: &UnixStream) -> io::Result<(T, Vec<OwnedFd>)> {
     let (bytes, fds) = fdpass::recv_message(stream, MAX_FRAME, MAX_FDS)?;
-    let message = serde_json::from_slice(&bytes)
-        .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, format!("not a message: {e}")))?;
-    Ok((message, fds))
+    Ok((message(&bytes)?, fds))
+}
+
+/// As [`recv`], from a peer that is not trusted: descriptors of what is no message are closed without waiting, and the peer holds
+/// what it holds of a quota until they are.
+pub fn recv_from_peer<T: DeserializeOwned>(stream: &PeerStream) -> io::Result<(T, Vec<OwnedFd>)> {
+    let (bytes, fds) = fdpass::recv_from_peer(stream, MAX_FRAME, MAX_FDS)?;
+    match message(&bytes) {
+        Ok(message) => Ok((message, fds)),
+        Err(e) => {
+            if !fds.is_empty() {
+                drop_elsewhere_within(fds, stream.held());
+            }
+            Err(e)
+        }
+    }
+}
+
+fn message<T: DeserializeOwned>(bytes: &[u8]) -> io::Result<T> {
+    serde_json::from_slice(bytes)
+        .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, format!("not a message: {e}")))
 }
 
 /// The name behind a leading `@`, of a socket that is no file.
@@ -291,7 +310,7 @@ pub(crate) fn abstract_name(path: &Path) -> Option<&[u8]> {
 /// Connects to the socket at `path` (`@name`: an abstract one). A proxy whose
 /// queue of new connections is full is waited for until `deadline`, then
 /// `WouldBlock`; a plain `connect` could wait for ever.
-pub fn dial(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
+pub fn dial(path: &Path, deadline: Instant) -> io::Result<PeerStream> {
     let address = match abstract_name(path) {
         Some(name) => SocketAddrUnix::new_abstract_name(name)?,
         None => SocketAddrUnix::new(path)?,

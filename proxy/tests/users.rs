@@ -3,8 +3,9 @@
 //! Root alone can become other users. The users have numbers and no names.
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{SocketAddr, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -25,6 +26,7 @@ use pushgate_proxy::remote::{RemoteEngine, usage};
 use pushgate_proxy::server::{ServerOptions, bind_for_users, serve};
 use pushgate_proxy::users::Users;
 use pushgate_proxy::wire::{self, Amounts, Answer, Refusal, Request, SessionOffer, UserUsage};
+use pushgate_tests::lingering::{lingering, send_along};
 use rustix::process::{Gid, Uid};
 use rustix::thread::{
     CpuSet, sched_getaffinity, sched_setaffinity, set_thread_gid, set_thread_groups, set_thread_res_uid,
@@ -500,6 +502,31 @@ fn p8_connections_that_say_nothing_are_bounded_for_each_user() {
     Pair::new(&a.proxy, a.bell(), &b.proxy, b.bell()).a_to_b(5);
     drop(silent);
     as_user(A, || until("room for the first user", || RemoteEngine::connect(&server.path, "late").is_ok()));
+}
+
+/// The last close of what the stranger sends would take an hour on the thread that accepts programs.
+#[test]
+fn p7_a_stranger_whose_descriptors_linger_holds_up_no_program() {
+    let _one = alone();
+    if !is_root("p7_a_stranger_whose_descriptors_linger_holds_up_no_program") {
+        return;
+    }
+    let mut ends = Vec::new();
+    // Closed here before the server accepts, so that the server has the last of each.
+    let strangers = |name: &str| {
+        for _ in 0..20 {
+            let stranger =
+                || UnixStream::connect_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap();
+            let (fd, end) = lingering();
+            assert!(send_along(as_user(C, stranger), &fd, &[1]));
+            ends.push(end);
+        }
+    };
+    let server = server_behind(strangers, |o| {
+        o.users = Users::Some { users: [A].into(), groups: [].into() };
+    });
+    let (a, b) = as_user(A, || (server.program("a"), server.program("b")));
+    Pair::new(&a.proxy, a.bell(), &b.proxy, b.bell()).a_to_b(5);
 }
 
 #[test]

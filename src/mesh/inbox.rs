@@ -5,7 +5,8 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
-use pushgate_driver_shim::fdpass::{Frame, drop_elsewhere};
+use pushgate_driver_shim::closing::drop_elsewhere_within;
+use pushgate_driver_shim::fdpass::Frame;
 use pushgate_proxy::connect::Incarnation;
 use pushgate_proxy::endpoint::Mailbox;
 
@@ -75,8 +76,7 @@ impl Dropped {
     /// Has a thread close them. For callers that do not hold the inbox's lock: if no thread can be started, they are closed
     /// here, which can take as long as the peer likes.
     pub(super) fn close(self) {
-        // A tuple drops in this order: the descriptors are closed before they are counted out.
-        self.0.into_iter().for_each(drop_elsewhere);
+        self.0.into_iter().for_each(|(fds, counted)| drop_elsewhere_within(fds, counted));
     }
 }
 

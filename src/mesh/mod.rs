@@ -36,6 +36,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use pushgate_driver_shim::closing::PeerStream;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::fdpass::{Carrier, Frame};
 use pushgate_driver_shim::process::Process;
@@ -122,7 +123,7 @@ const LEAST_SILENCE: Duration = Duration::from_secs(10);
 
 /// A socket to another rank.
 enum Stream {
-    Unix(UnixStream),
+    Unix(PeerStream),
     Tcp(door::Stream),
 }
 
@@ -201,9 +202,15 @@ struct Link {
     transport: Option<Transport>,
 }
 
+impl From<PeerStream> for Link {
+    fn from(stream: PeerStream) -> Self {
+        Link { stream: Stream::Unix(stream), process: None, transport: None }
+    }
+}
+
 impl From<UnixStream> for Link {
     fn from(stream: UnixStream) -> Self {
-        Link { stream: Stream::Unix(stream), process: None, transport: None }
+        PeerStream::from(stream).into()
     }
 }
 

@@ -164,7 +164,7 @@ mod tests {
 
     fn pair() -> (Stream, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        (Stream::Unix(ours), theirs)
+        (Stream::Unix(ours.into()), theirs)
     }
 
     /// The first bytes of the frames that have come.

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use pushgate_driver_shim::fdpass::{Frame, Incoming, drop_elsewhere};
+use pushgate_driver_shim::closing::drop_elsewhere;
+use pushgate_driver_shim::fdpass::{Frame, Incoming};
 use pushgate_proxy::redial::Attempts;
 use pushgate_proxy::{connect, door};
 use rustix::event::{PollFd, PollFlags, poll};

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::fdpass::{recv_message, send_message};
 use pushgate_proxy::connect;
+use pushgate_tests::lingering::{lingering, send_along};
 use pushgate_tests::{hang, patience};
 
 use super::*;
@@ -250,19 +251,6 @@ fn p8_descriptors_on_a_frame_that_is_no_set_up_lose_the_rank_that_sent_them() {
     }
 }
 
-/// A TCP socket whose last close waits for a peer that never reads.
-pub(super) fn lingering() -> (TcpStream, TcpStream) {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let (theirs, _) = listener.accept().unwrap();
-    rustix::net::sockopt::set_socket_recv_buffer_size(&theirs, 4096).unwrap();
-    rustix::net::sockopt::set_socket_send_buffer_size(&ours, 1 << 20).unwrap();
-    rustix::net::sockopt::set_socket_linger(&ours, Some(Duration::from_secs(3600))).unwrap();
-    ours.set_nonblocking(true).unwrap();
-    while (&ours).write(&[0; 4096]).is_ok() {}
-    (ours, theirs)
-}
-
 /// The RESUME of an incarnation, without the label.
 fn resume(incarnation: u64) -> Vec<u8> {
     let mut frame = vec![1, 0, 0, 0, 0];
@@ -295,16 +283,10 @@ fn p7_p8_descriptors_of_a_call_that_has_ended_hold_up_no_other_rank() {
     first.write_all(&wire(LABEL, &end_of(1))).unwrap();
     first.write_all(&wire(5, b"behind it")).unwrap();
     assert_eq!(mesh.recv(1, 5).unwrap().0, b"behind it");
-    assert_eq!(mesh.shared.inbox.state().waiting[&1].open(), 1, "until it is closed");
     // A descriptor within a frame whose bytes never come: the mesh keeps the descriptor until the stream ends.
     let (socket, other_end) = lingering();
     second.write_all(&[4, 0, 0, 0, 1, 0, 0, 0]).unwrap();
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut along = rustix::net::SendAncillaryBuffer::new(&mut space);
-    let fds = [socket.as_fd()];
-    assert!(along.push(rustix::net::SendAncillaryMessage::ScmRights(&fds)));
-    let none = rustix::net::SendFlags::empty();
-    rustix::net::sendmsg(&second, &[std::io::IoSlice::new(&[0])], &mut along, none).unwrap();
+    assert!(send_along(&second, &socket, &[0]));
     drop(socket);
     drop(second);
     assert_eq!(lost.recv_timeout(hang()), Ok(2));
@@ -314,12 +296,11 @@ fn p7_p8_descriptors_of_a_call_that_has_ended_hold_up_no_other_rank() {
         assert!(begin.elapsed() < hang(), "the other rank is not heard");
         thread::yield_now();
     }
-    // The threads that close the descriptors end now.
-    drop((end, other_end));
     while mesh.shared.inbox.state().waiting[&1].open() > 0 {
         assert!(begin.elapsed() < hang(), "a closed descriptor is not counted out");
         thread::yield_now();
     }
+    drop((end, other_end));
 }
 
 #[test]

@@ -15,6 +15,7 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use pushgate_driver_shim::closing::PeerStream;
 use pushgate_driver_shim::fdpass::{Frame, Incoming, send_message};
 use pushgate_driver_shim::process::Process;
 use pushgate_driver_shim::users::{is_ours_or_root, remark};
@@ -106,7 +107,7 @@ fn name(job: &str, rank: u32) -> String {
 
 /// A connection that has not said yet who it is.
 struct Greeting {
-    stream: UnixStream,
+    stream: PeerStream,
     incoming: Incoming,
     until: Instant,
 }
@@ -163,7 +164,7 @@ impl Me<'_> {
     }
 
     /// Connects to a lower rank at its abstract name, and greets it. `proof` ends the greeting.
-    pub(super) fn dial(&self, lower: u32, name: &str, proof: &[u8]) -> std::result::Result<UnixStream, Dial> {
+    pub(super) fn dial(&self, lower: u32, name: &str, proof: &[u8]) -> std::result::Result<PeerStream, Dial> {
         let stream = wire::dial(Path::new(&format!("@{name}")), self.deadline).map_err(Dial::Later)?;
         check_owner(&stream, lower).map_err(Dial::Wrong)?;
         let words = [VERSION, self.rank, lower, self.size];
@@ -176,7 +177,7 @@ impl Me<'_> {
     /// Waits for the answer of a lower rank that was greeted. After an inner error another try may succeed.
     pub(super) fn answered(
         &self,
-        stream: UnixStream,
+        stream: PeerStream,
         lower: u32,
     ) -> Result<std::result::Result<Link, io::Error>> {
         let mut incoming = Incoming::default();
@@ -277,6 +278,7 @@ impl Me<'_> {
             if ready[0] {
                 match listener.accept() {
                     Ok((stream, _)) => {
+                        let stream = PeerStream::from(stream);
                         // Any process can connect to the name; processes of other users are refused
                         // before they are read.
                         if let Err(e) = check_owner(&stream, self.rank) {
@@ -345,7 +347,7 @@ impl Me<'_> {
     }
 }
 
-fn link(stream: UnixStream, fds: Vec<OwnedFd>) -> std::result::Result<Link, String> {
+fn link(stream: PeerStream, fds: Vec<OwnedFd>) -> std::result::Result<Link, String> {
     Ok(Link { process: process(fds)?, ..stream.into() })
 }
 

@@ -9,6 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use pushgate_driver_shim::bell::Ringer;
+use pushgate_driver_shim::closing::PeerStream;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::fork::Owner;
 use pushgate_driver_shim::memory::{HugePages, SharedMemory};
@@ -105,7 +106,7 @@ pub(super) struct Shared {
     owner: Owner,
     pub memory: SharedMemory,
     pub ringer: Ringer,
-    stream: Mutex<UnixStream>,
+    stream: Mutex<PeerStream>,
     tables: Mutex<Tables>,
     pub lost: OnceLock<Lost>,
     name: String,
@@ -160,7 +161,7 @@ pub struct Copier {
 
 impl Copier {
     /// Joins the copier at the other end of `stream`, for the device of `executor`. Fails if the copier can't copy for it.
-    pub(super) fn over(stream: UnixStream, executor: &Arc<dyn Executor>) -> Result<Self, Unavailable> {
+    pub(super) fn over(stream: PeerStream, executor: &Arc<dyn Executor>) -> Result<Self, Unavailable> {
         let failed = |what: &'static str| move |e: &dyn fmt::Display| Unavailable(format!("{what}: {e}"));
         let io = |e: io::Error| failed("the copier's socket")(&e);
         // The copier may still be opening the GPU. If its process ends, so does the stream.

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
@@ -11,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::bell;
+use pushgate_driver_shim::closing::PeerStream;
 use pushgate_driver_shim::users::is_ours;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
@@ -123,7 +124,7 @@ impl Server {
             }
             let _ = poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&LOOK));
             match listener.accept() {
-                Ok((stream, _)) => self.admit(stream),
+                Ok((stream, _)) => self.admit(stream.into()),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) => {
                     tracing::warn!("accepting a client: {e}");
@@ -139,7 +140,7 @@ impl Server {
     }
 
     /// Serves a client on a thread of its own, if it is of this user.
-    pub fn admit(&self, stream: UnixStream) {
+    pub fn admit(&self, stream: PeerStream) {
         let Ok(peer) = socket_peercred(&stream) else { return };
         if !is_ours(peer.uid.as_raw()) || self.clients.load(Ordering::Acquire) >= MOST {
             return;
@@ -176,7 +177,7 @@ struct Conversation {
     pid: u32,
     hands: Hands,
     mailbox: Arc<Mailbox>,
-    stream: UnixStream,
+    stream: PeerStream,
 }
 
 impl Conversation {

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use pushgate_driver_shim::closing::PeerStream;
 use pushgate_driver_shim::file::read_text;
 use pushgate_driver_shim::users::{is_ours, remark};
 use rustix::net::sockopt::socket_peercred;
@@ -152,6 +153,7 @@ impl Copier {
         for _ in 0..TRIES {
             match UnixStream::connect_addr(&at) {
                 Ok(stream) => {
+                    let stream = PeerStream::from(stream);
                     let peer = socket_peercred(&stream)
                         .map_err(|e| Unavailable(format!("the copier's socket: {e}")))?;
                     if !is_ours(peer.uid.as_raw()) {

@@ -25,8 +25,8 @@ struct Rig {
 
 fn join(server: &Server, executor: &Arc<dyn Executor>) -> Copier {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    server.admit(theirs);
-    Copier::over(ours, executor).unwrap()
+    server.admit(theirs.into());
+    Copier::over(ours.into(), executor).unwrap()
 }
 
 fn rig() -> Rig {

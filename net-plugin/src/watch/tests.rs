@@ -21,7 +21,7 @@ fn p7_a_peer_whose_process_has_ended_is_lost_though_its_socket_is_open() {
     // As where a forked child of the peer holds the other end.
     let (ours, _theirs) = UnixStream::pair().unwrap();
     let mut peer = Command::new("sleep").arg("600").spawn().unwrap();
-    let line = Arc::new(Line::new(Stream::Unix(ours)));
+    let line = Arc::new(Line::new(Stream::Unix(ours.into())));
     let entry = Entry {
         stream: line.stream(),
         line,
@@ -47,7 +47,7 @@ fn p7_a_peer_whose_process_has_ended_is_lost_though_its_socket_is_open() {
 fn with_frames(watch: &Watch) -> (Arc<Line>, Channel) {
     let engine = Engine::start(EventFd::new().unwrap(), EngineOptions::default()).unwrap();
     let (ours, theirs) = UnixStream::pair().unwrap();
-    let line = Arc::new(Line::new(Stream::Unix(ours)));
+    let line = Arc::new(Line::new(Stream::Unix(ours.into())));
     let entry = Entry {
         line: line.clone(),
         stream: line.stream(),
@@ -59,7 +59,7 @@ fn with_frames(watch: &Watch) -> (Arc<Line>, Channel) {
         renewed: None,
     };
     watch.add_entry(entry).unwrap();
-    (line, Channel::new(Stream::Unix(theirs)))
+    (line, Channel::new(Stream::Unix(theirs.into())))
 }
 
 #[test]

@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use pushgate_driver_shim::closing::PeerStream;
 use pushgate_driver_shim::process::Process;
 use pushgate_driver_shim::users::without_number;
 use rustix::io::Errno;
@@ -81,7 +82,7 @@ pub fn serve(listener: UnixListener, options: ServerOptions) -> io::Result<()> {
             WaitEnd::Ready { .. } | WaitEnd::Died | WaitEnd::Other => {}
         }
         let stream = match listener.accept() {
-            Ok((stream, _)) => stream,
+            Ok((stream, _)) => PeerStream::from(stream),
             Err(e) if accept_again(&e) => {
                 // Do not spin on a cause that lasts, such as a lack of descriptors.
                 if e.kind() != ErrorKind::WouldBlock {
@@ -173,7 +174,7 @@ fn admit(
 /// Starts the thread of a program that was admitted.
 fn start(
     server: &Arc<Server>,
-    stream: UnixStream,
+    stream: PeerStream,
     cred: PeerCred,
     connection: Lease,
     number: u64,
@@ -182,7 +183,8 @@ fn start(
     let server = server.clone();
     // The number is 0 for a process of another PID namespace: only the socket tells its end.
     let process = u32::try_from(cred.pid).ok().and_then(|pid| Process::of(pid).ok());
-    let guest = Guest { stream, process, uid: cred.uid, number, connection };
+    // The connection counts as its user's until what came over it is closed.
+    let guest = Guest { stream: stream.within(Arc::new(connection)), process, uid: cred.uid, number };
     std::thread::Builder::new().name(format!("pushgate-{number}")).spawn(move || attend(&server, guest))
 }
 
@@ -197,7 +199,7 @@ impl Refused {
     const EVERY: Duration = Duration::from_secs(1);
 
     /// Tells a program why it is not served.
-    fn refuse(&mut self, stream: &UnixStream, number: u64, uid: u32, why: String) {
+    fn refuse(&mut self, stream: &PeerStream, number: u64, uid: u32, why: String) {
         if self.is_told(uid, Instant::now()) {
             tracing::warn!(client = number, "refused: {why}");
         }

@@ -3,12 +3,12 @@
 use std::cmp::Reverse;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::abi;
+use pushgate_driver_shim::closing::PeerStream;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::process::Process;
 use pushgate_driver_shim::versions::Versions;
@@ -49,15 +49,14 @@ pub(super) struct Server {
 
 /// A connection that was admitted.
 pub(super) struct Guest {
-    pub(super) stream: UnixStream,
+    /// With what the connection takes of its user's.
+    pub(super) stream: PeerStream,
     /// The process at the other end, where it has a number here.
     pub(super) process: Option<Process>,
     /// The user at the other end.
     pub(super) uid: u32,
     /// The connection's number.
     pub(super) number: u64,
-    /// What the connection takes of its user's.
-    pub(super) connection: Lease,
 }
 
 /// How a program's connection ended.
@@ -73,7 +72,7 @@ enum End {
 /// Answers a program until its connection ends, then ends its engine. The whole life of a program's thread.
 pub(super) fn attend(server: &Server, guest: Guest) {
     // Dropped in this order: the engine with the client first, then what is counted for the user.
-    let Guest { stream, process, number, uid, connection: _connection } = &guest;
+    let Guest { stream, process, number, uid } = &guest;
     let (number, uid, options) = (*number, *uid, &server.options);
     let _this = server.share.add_this(uid);
     let mut client = match greet(server, stream, number, uid) {
@@ -112,7 +111,7 @@ pub(super) fn attend(server: &Server, guest: Guest) {
 /// Takes Hello, starts the engine and answers; or answers who asks for the usage.
 fn greet<'a>(
     server: &'a Server,
-    stream: &UnixStream,
+    stream: &PeerStream,
     number: u64,
     uid: u32,
 ) -> Result<Option<Client<'a>>, String> {
@@ -122,7 +121,7 @@ fn greet<'a>(
     // The number is 0 for a process of another PID namespace.
     let program =
         wire::peer_cred(stream).ok().and_then(|cred| u32::try_from(cred.pid).ok()).filter(|pid| *pid != 0);
-    let begun = match wire::recv(stream) {
+    let begun = match wire::recv_from_peer(stream) {
         Ok((Request::Usage, fds)) if fds.is_empty() => {
             wire::send(stream, &Reply::Ok(Answer::Usage(server.usage(uid))), &[]).map_err(io)?;
             return Ok(None);
@@ -210,7 +209,7 @@ struct Client<'a> {
 
 impl Client<'_> {
     /// Answers requests until the connection, the program's process or the server ends.
-    fn answer(&mut self, stop: &EventFd, stream: &UnixStream, process: Option<&Process>) -> End {
+    fn answer(&mut self, stop: &EventFd, stream: &PeerStream, process: Option<&Process>) -> End {
         // The process is watched beside the connection, because a child that the program forked may hold the
         // connection for long, and write on it.
         let died = || End::Lost("its process has ended".into());
@@ -228,7 +227,7 @@ impl Client<'_> {
                 }
                 Ok(WaitEnd::Ready { died }) => last_words += usize::from(died),
             }
-            let (request, fds) = match wire::recv(stream) {
+            let (request, fds) = match wire::recv_from_peer(stream) {
                 Ok(message) => message,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => continue,
                 Err(e) => {
@@ -244,7 +243,7 @@ impl Client<'_> {
             }
             let mut along = Vec::new();
             let reply = match request {
-                Request::Channel if fds.is_empty() => self.sessions.open().map(|fds| {
+                Request::Channel if fds.is_empty() => self.sessions.open(stream.held()).map(|fds| {
                     along.extend(fds);
                     Answer::Channel
                 }),

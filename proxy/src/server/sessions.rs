@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use pushgate_driver_shim::closing::Held;
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_driver_shim::process::Process;
 
@@ -57,9 +58,13 @@ fn patience(offer: &SessionOffer, options: &QpOptions) -> Patience {
 }
 
 impl Sessions {
-    /// Makes the way of frames. Returns what the program gets: its end, and a handle of this process.
-    pub(super) fn open(&mut self) -> Result<[OwnedFd; 2], Refusal> {
-        let [ours, theirs] = FrameSocket::pair().map_err(why)?;
+    /// Makes the way of frames of a program that holds so much of a quota. Returns what the program gets: its end, and a handle of
+    /// this process.
+    pub(super) fn open(&mut self, held: Option<Held>) -> Result<[OwnedFd; 2], Refusal> {
+        let [mut ours, theirs] = FrameSocket::pair().map_err(why)?;
+        if let Some(held) = held {
+            ours = ours.within(held);
+        }
         let own = Process::own().map_err(why)?;
         let own = own.as_fd().try_clone_to_owned().map_err(why)?;
         self.frames = Some(Arc::new(ours));

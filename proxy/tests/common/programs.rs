@@ -46,10 +46,16 @@ pub struct TestServer {
 }
 
 pub fn server_with(set: impl FnOnce(&mut ServerOptions)) -> TestServer {
+    server_behind(|_| {}, set)
+}
+
+/// A server whose socket is there before it accepts: `first` gets the socket's name meanwhile.
+pub fn server_behind(first: impl FnOnce(&str), set: impl FnOnce(&mut ServerOptions)) -> TestServer {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let n = NEXT.fetch_add(1, Ordering::Relaxed);
     let path = PathBuf::from(format!("@pushgate-test-{}-{n}", std::process::id()));
     let (listener, _file) = bind(&path).unwrap();
+    first(path.to_str().unwrap().strip_prefix('@').unwrap());
     let stop = EventFd::new().unwrap();
     let mut options = ServerOptions::new(stop.try_clone().unwrap());
     set(&mut options);

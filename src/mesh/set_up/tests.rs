@@ -6,10 +6,11 @@ use std::os::fd::AsFd;
 use pushgate_driver_shim::fdpass::{recv_message, send_message};
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_tests::hang;
+use pushgate_tests::lingering::lingering;
 
 use super::*;
 use crate::mesh::QUEUE_PAIRS;
-use crate::mesh::tests::{by_hand, lingering, wire};
+use crate::mesh::tests::{by_hand, wire};
 
 const LABEL: u32 = QUEUE_PAIRS + 7;
 
@@ -70,7 +71,7 @@ fn route(own: u64, with: u64) -> (Route, Mailbox) {
 }
 
 #[test]
-fn p8_descriptors_that_close_slowly_count_as_the_peers_until_they_are_closed() {
+fn p8_descriptors_that_linger_are_closed_and_counted_out_while_their_other_ends_live() {
     const SENT: usize = 40;
     for gone in [true, false] {
         let (mesh, lost, others) = by_hand(2, hang());
@@ -98,10 +99,13 @@ fn p8_descriptors_that_close_slowly_count_as_the_peers_until_they_are_closed() {
             ends.push(end);
         }
         let open = || mesh.shared.inbox.state().waiting.get(&1).map_or(0, |load| load.open());
-        // The last close of each waits until its peer is gone.
-        pushgate_tests::wait_until("all are counted", || open() == SENT);
-        drop(ends);
+        // The last frame is behind all of them.
+        (&others[0]).write_all(&wire(3, b"last")).unwrap();
+        pushgate_tests::wait_until("all have come", || {
+            mesh.shared.inbox.state().frames.contains_key(&(1, 3))
+        });
         pushgate_tests::wait_until("all are counted out", || open() == 0);
+        drop(ends);
         assert!(lost.try_recv().is_err(), "gone: {gone}");
     }
 }
