@@ -89,6 +89,7 @@ impl Endpoint {
             && !self.recovering.as_ref().is_some_and(|r| r.lands)
             && self.inbound.waits()
             && !self.inbound.has_posted()
+            && self.next_receive().is_none()
             && staging.outstanding() == 0
             && !self.outbound.is_pending()
             && !self.published()

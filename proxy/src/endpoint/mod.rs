@@ -306,7 +306,7 @@ impl Endpoint {
         match self.stands {
             Stands::Live => false,
             Stands::Down => self.is_fencing(),
-            Stands::Last(_) => !self.keeps_messages() || self.next_receive().is_some(),
+            Stands::Last(_) => !self.keeps_messages(),
             Stands::Over => !self.shown,
         }
     }
@@ -320,7 +320,7 @@ impl Endpoint {
             Stands::Down => {
                 return self.is_fencing() || !self.moving.is_empty() || self.peers_end().is_some();
             }
-            Stands::Last(_) => return !self.keeps_messages() || self.next_receive().is_some(),
+            Stands::Last(_) => return !self.keeps_messages(),
             Stands::Over => return !self.shown,
         }
         let counts = self.here.qp.peer_counts();
