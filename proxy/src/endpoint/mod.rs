@@ -417,7 +417,7 @@ impl Endpoint {
 
     /// The engine is about to sleep. True if there is something to look for first.
     pub fn prepare_sleep(&mut self) -> bool {
-        if self.stands == Stands::Over {
+        if matches!(self.stands, Stands::Over | Stands::Last(_)) {
             return false;
         }
         // BELL: armed before the engine's last look at the ring. A ring behind a WQE that

@@ -485,7 +485,7 @@ impl Endpoint {
     /// peer are left to who owns the channel, for whom the drop of the way to send says so. A peer whose link breaks from
     /// now on hears that this end is gone.
     pub fn leave(&mut self) {
-        if matches!(self.stands, Stands::Down | Stands::Last(_)) {
+        if self.stands == Stands::Down {
             self.close();
         }
         if let Some(r) = &mut self.recovering {
