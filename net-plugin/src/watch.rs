@@ -449,19 +449,18 @@ impl Entry {
 
     /// Ends the queue pair: the peer is gone, or breaks the protocol.
     fn ends(self, epoll: &OwnedFd, why: &io::Error) {
-        // An engine that is gone has no requests that wait.
-        let _ = match why.kind() {
+        let status = match why.kind() {
             ErrorKind::InvalidData => {
                 tracing::warn!("queue pair {}: the other end broke the protocol: {why}", self.qp.0);
-                let status = Status { rank: Some(self.peer.rank), ..Status::new(abi::PUSHGATE_REFUSED) };
-                self.engine.fail(Some(self.qp), status)
+                Status { rank: Some(self.peer.rank), ..Status::new(abi::PUSHGATE_REFUSED) }
             }
             _ => {
                 tracing::debug!("queue pair {}: {why}", self.qp.0);
-                let status = Status { rank: None, ..Status::new(abi::PUSHGATE_PEER_LOST) };
-                self.engine.peer_ended(self.qp, status)
+                Status { rank: None, ..Status::new(abi::PUSHGATE_PEER_LOST) }
             }
         };
+        // An engine that is gone has no requests that wait.
+        let _ = self.engine.fail(Some(self.qp), status);
         self.unwatch(epoll);
     }
 

@@ -215,11 +215,6 @@ impl Inbound {
         self.waiting.is_some()
     }
 
-    /// Whether the device has posted a receive that no message has met.
-    pub fn has_posted(&self) -> bool {
-        !self.posted.is_empty()
-    }
-
     /// Keeps a message that [`Action::Wait`] was answered for.
     #[cold]
     pub fn keep(&mut self, message: Message) {

@@ -14,7 +14,7 @@ impl Endpoint {
     /// The link broke: gives it up for another one, or ends the queue pair.
     #[cold]
     pub(super) fn broke(&mut self, down: LinkDown) {
-        if !matches!(self.stands, Stands::Last(_)) && self.recovers(down) {
+        if self.recovers(down) {
             return;
         }
         let rnr = LinkDown::Failed { cause: abi::PUSHGATE_DOWN_RNR, by_peer: true };
@@ -44,55 +44,6 @@ impl Endpoint {
         self.end();
         // If that fails too, the peer hears of it otherwise, or at its limit.
         let _ = self.here.qp.notify();
-    }
-
-    /// The peer has ended: its status says so, or its process is gone. Later passes take in what it had sent before that, and then end
-    /// the queue pair.
-    pub fn peer_ended(&mut self, status: Status) {
-        if !matches!(self.stands, Stands::Over | Stands::Last(_)) {
-            self.stands = Stands::Last(status);
-            self.recorded.worked = true;
-        }
-    }
-
-    /// A pass after the end of the peer. True if anything was done.
-    pub(super) fn poll_last(&mut self, status: Status, mover: &mut Option<Box<dyn Mover>>) -> bool {
-        let since = *self.copies_since.get_or_insert(self.now);
-        let patient = self.now.saturating_sub(since) < COPIES;
-        if self.lands() == Some(false) {
-            if !patient {
-                self.fail(status);
-            }
-            return !patient;
-        }
-        if self.receive(mover) {
-            self.copies_since = None;
-            // As after a pass of a live link: what was delivered may lie in a buffer for long.
-            self.control.drain_stores();
-            self.recorded.worked = true;
-            // One pass is enough where nothing more is there.
-            if self.stands != Stands::Last(status) || (!self.inbound.waits() && self.here.qp.has_inbound()) {
-                return true;
-            }
-        }
-        if (patient && !self.moving.is_empty()) || self.keeps_messages() {
-            return false;
-        }
-        self.fail(status);
-        true
-    }
-
-    /// Whether a queue pair whose peer has ended stays: a message waits for a receive, and nothing of this side waits for the peer (P7).
-    pub(super) fn keeps_messages(&self) -> bool {
-        let staging = self.outbound.staging();
-        self.options.posted_receives
-            && !self.recovering.as_ref().is_some_and(|r| r.lands)
-            && self.inbound.waits()
-            && !self.inbound.has_posted()
-            && self.next_receive().is_none()
-            && staging.outstanding() == 0
-            && !self.outbound.is_pending()
-            && !self.published()
     }
 
     /// Begins nothing any more. Of the copies under way only those that a device makes go on.

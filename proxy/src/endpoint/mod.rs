@@ -67,8 +67,6 @@ enum Stands {
     Live,
     /// The link broke, and the next one is not live yet. Nothing is begun; copies under way go on.
     Down,
-    /// The peer has ended. What it sent before that is taken in and shown, also to receives that are posted only now.
-    Last(Status),
     /// The queue pair has failed, or this side has left: nothing is begun any more.
     Over,
 }
@@ -171,9 +169,7 @@ impl Endpoint {
     /// True once the peer's engine knows of all regions that it may write itself,
     /// or never will.
     pub fn regions_told(&self) -> bool {
-        matches!(self.stands, Stands::Last(_))
-            || self.session.status().is_some()
-            || self.here.qp.regions_told()
+        self.session.status().is_some() || self.here.qp.regions_told()
     }
 
     /// True while messages out of a region, or copies to it, are under way: its memory
@@ -287,7 +283,6 @@ impl Endpoint {
     fn poll_stopped(&mut self, mover: &mut Option<Box<dyn Mover>>) -> bool {
         match self.stands {
             Stands::Down => self.poll_down(mover),
-            Stands::Last(status) => self.poll_last(status, mover),
             _ => self.poll_ended(mover),
         }
     }
@@ -306,7 +301,6 @@ impl Endpoint {
         match self.stands {
             Stands::Live => false,
             Stands::Down => self.is_fencing(),
-            Stands::Last(_) => !self.keeps_messages(),
             Stands::Over => !self.shown,
         }
     }
@@ -320,7 +314,6 @@ impl Endpoint {
             Stands::Down => {
                 return self.is_fencing() || !self.moving.is_empty() || self.peers_end().is_some();
             }
-            Stands::Last(_) => return !self.keeps_messages(),
             Stands::Over => return !self.shown,
         }
         let counts = self.here.qp.peer_counts();
@@ -361,7 +354,7 @@ impl Endpoint {
             return;
         }
         if let Some(status) = self.peers_end() {
-            self.peer_ended(status);
+            self.fail(status);
             return;
         }
         self.inbound.tick(now);
@@ -417,7 +410,7 @@ impl Endpoint {
 
     /// The engine is about to sleep. True if there is something to look for first.
     pub fn prepare_sleep(&mut self) -> bool {
-        if matches!(self.stands, Stands::Over | Stands::Last(_)) {
+        if self.stands == Stands::Over {
             return false;
         }
         // BELL: armed before the engine's last look at the ring. A ring behind a WQE that

@@ -108,65 +108,6 @@ pub fn ahead(o: &Options) {
     plugin.finalize(ctx).expect("finalize");
 }
 
-/// Messages whose requests are done at a sender that then ends without a word arrive whole, also by receives that are posted only after
-/// its end. A receive that has no message fails.
-pub fn gone(o: &Options) {
-    let plugin = o.open();
-    let (mut child, mut peer) = o.spawn("gone-rank");
-    let ctx = plugin.init().expect("init");
-    let ends = pair::connect(&plugin, ctx, &mut *peer).expect("connect");
-    let buffers: Vec<Buffer> = (0..=MESSAGES).map(|_| Buffer::new(STRIDE)).collect();
-    let post = |buffer: &Buffer| {
-        buffer.set(0, STRIDE, 0);
-        let mr = plugin.reg_mr(ends.recv, buffer.at(0), STRIDE).expect("regMr");
-        (receive(&plugin, ends, buffer, STRIDE, 1, mr).expect("room"), mr)
-    };
-    // Over TCP messages leave before their receives are posted.
-    let first = if over_tcp() { MESSAGES / 2 } else { MESSAGES };
-    let mut posted: Vec<_> = buffers[..first].iter().map(post).collect();
-    peer.barrier();
-    assert!(child.wait().expect("wait").success(), "the sender failed");
-    // Whoever watches for the sender's end has seen it.
-    std::thread::sleep(STILL);
-    posted.extend(buffers[first..].iter().map(post));
-    for (number, (request, _)) in posted[..MESSAGES].iter().enumerate() {
-        wait(&plugin, *request).unwrap_or_else(|e| panic!("message {number} is lost: {e}"));
-        let wrong = buffers[number].differs(0, size(number), number as u64);
-        assert_eq!(wrong, None, "message {number} is not what was sent");
-    }
-    assert!(wait(&plugin, posted[MESSAGES].0).is_err(), "a receive without a message is done");
-    posted.iter().for_each(|(_, mr)| plugin.dereg_mr(ends.recv, *mr).expect("deregMr"));
-    close(&plugin, ends);
-    plugin.finalize(ctx).expect("finalize");
-}
-
-/// The sending rank of [`gone`].
-pub fn gone_second(o: &Options) {
-    die_with_parent();
-    let plugin = o.open();
-    let mut peer = parent();
-    let ctx = plugin.init().expect("init");
-    let ends = pair::connect(&plugin, ctx, &mut *peer).expect("connect");
-    let buffer = Buffer::new(STRIDE);
-    let mr = plugin.reg_mr(ends.send, buffer.at(0), STRIDE).expect("regMr");
-    peer.barrier();
-    for number in 0..MESSAGES {
-        buffer.fill(0, size(number), number as u64);
-        let s = send(&plugin, ends, &buffer, size(number), 1, mr).expect("room");
-        wait(&plugin, s).expect("send");
-        buffer.set(0, STRIDE, 0xff);
-    }
-    if over_tcp() {
-        // Until the plugin's threads have given the bytes to the kernel.
-        std::thread::sleep(STILL);
-    }
-    std::process::exit(0);
-}
-
-fn over_tcp() -> bool {
-    std::env::var_os("PUSHGATE_QP").is_some_and(|qp| qp == "tcp")
-}
-
 /// Sends messages, sees them done, and closes, on one connection after the other.
 fn close_behind(o: &Options, receivers: &[Receiver]) {
     let plugin = o.open();

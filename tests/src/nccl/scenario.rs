@@ -1051,7 +1051,7 @@ pub const NCCL: [(&str, Scenario); 7] = [
 ];
 
 /// Scenarios with what this project's plugin promises beyond that.
-pub const OWN: [(&str, Scenario); 19] = [
+pub const OWN: [(&str, Scenario); 18] = [
     ("ahead", super::early::ahead),
     ("garbage", garbage),
     ("setting", setting),
@@ -1060,7 +1060,6 @@ pub const OWN: [(&str, Scenario); 19] = [
     ("stopped", stopped),
     ("closing", super::closing::closing),
     ("early", super::early::early),
-    ("gone", super::early::gone),
     ("hanging", super::early::hanging),
     ("lost", lost),
     ("deregister", deregister),
@@ -1074,14 +1073,13 @@ pub const OWN: [(&str, Scenario); 19] = [
 ];
 
 /// Functions of processes that a scenario starts.
-const SECOND: [(&str, Scenario); 11] = [
+const SECOND: [(&str, Scenario); 10] = [
     ("rank-1", rank_1),
     ("victim", victim),
     ("sleeper", sleeper),
     ("lost-rank", lost_rank),
     ("closing-rank", super::closing::closing_rank),
     ("early-rank", super::early::second),
-    ("gone-rank", super::early::gone_second),
     ("speed-rank", super::speed::second),
     ("fair-rank", super::fair::second),
     ("recovering-rank", super::recovering::second),
