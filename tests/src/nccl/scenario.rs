@@ -803,8 +803,11 @@ pub fn victim(o: &Options) {
     std::thread::sleep(hang() * 2);
 }
 
-/// After this many messages a sender knows whether its peer reads its memory.
+/// After this many messages a sender knows whether its peer reads its memory, as a rule.
 const KNOWN: usize = 8;
+/// Bytes of a message that goes through the window at once where the sender does not know yet, and is too long to be done when it lies
+/// there.
+const STOPPED: usize = 100_000;
 
 /// Memory that a message is sent out of is deregistered while the peer stands still. NCCL, which
 /// frees a communicator at that point, must not get an error, or it would not free the rest.
@@ -813,7 +816,7 @@ pub fn stopped(o: &Options) {
     let (mut child, mut peer) = o.spawn("sleeper");
     let ctx = plugin.init().expect("init");
     let ends = pair::connect(&plugin, ctx, &mut *peer).expect("connect");
-    let buffer = Buffer::new(60_000);
+    let buffer = Buffer::new(STOPPED);
     let mr = plugin.reg_mr(ends.send, buffer.at(0), buffer.bytes()).expect("regMr");
     for _ in 0..KNOWN {
         let s = send(&plugin, ends, &buffer, buffer.bytes(), 1, mr).expect("room");
@@ -857,10 +860,10 @@ pub fn sleeper(o: &Options) {
     let mut peer = parent();
     let ctx = plugin.init().expect("init");
     let ends = pair::connect(&plugin, ctx, &mut *peer).expect("connect");
-    let buffer = Buffer::new(60_000);
+    let buffer = Buffer::new(STOPPED);
     let mr = plugin.reg_mr(ends.recv, buffer.at(0), buffer.bytes()).expect("regMr");
     let receives: Vec<_> =
-        (0..=KNOWN).map(|_| receive(&plugin, ends, &buffer, 60_000, 1, mr).expect("room")).collect();
+        (0..=KNOWN).map(|_| receive(&plugin, ends, &buffer, STOPPED, 1, mr).expect("room")).collect();
     for r in &receives[..KNOWN] {
         wait(&plugin, *r).expect("receive");
     }
