@@ -1,7 +1,7 @@
 //! Closing what a peer has sent, without waiting for the peer.
 //!
 //! The last close of some files waits for as long as their sender likes: a TCP socket's with `SO_LINGER` and unsent bytes. A peer sends
-//! such a descriptor over a Unix socket, keeps none, and whoever drops the socket closes the descriptor too, received or not.
+//! such a descriptor over a Unix socket and closes its own copy. A thread that then drops the socket also closes the descriptor, received or not.
 //!
 //! In a thread that exits the kernel does not linger (`inet_release`: `PF_EXITING`). So the last close is left to the exit of a thread
 //! with a table of descriptors of its own.
@@ -62,11 +62,11 @@ pub fn drop_elsewhere_within(what: impl Send + 'static, held: impl Send + 'stati
     let _ = Builder::new().name("pushgate-close".into()).spawn(closes);
 }
 
-/// A Unix stream socket whose other end is a peer's. Dropping it shuts it down in both directions, whoever else has a descriptor of it,
+/// A Unix stream socket whose other end is a peer's. Dropping the stream shuts the socket down in both directions, even if another process has a descriptor of the socket,
 /// and waits for nobody, whatever the peer has sent. It makes a thread only if descriptors are left in it.
 ///
-/// What the peer sends out of band (`MSG_OOB`) is received in line: the kernel would drop it on the thread that receives what is
-/// behind it, with its descriptors.
+/// What the peer sends out of band (`MSG_OOB`) is received in line: the kernel would otherwise drop that byte and its descriptors on the
+/// thread that receives the next byte.
 ///
 /// In a child of `fork` dropping it closes the child's descriptor alone.
 #[derive(Debug)]
@@ -123,7 +123,7 @@ impl Drop for PeerStream {
         if !self.owner.is_here() {
             return;
         }
-        // Nothing arrives behind this.
+        // Nothing arrives after this.
         let _ = shutdown(&stream, Shutdown::Both);
         if may_have_descriptors(stream.as_fd()) {
             drop_elsewhere_within(stream, self.held.take());
@@ -212,7 +212,7 @@ mod tests {
         for n in 0..24 {
             let (ours, theirs) = UnixStream::pair().unwrap();
             let (fd, end) = lingering();
-            // Before, behind and between bytes; every fourth one on a byte out of band.
+            // The descriptor lies before, between or after other bytes; every fourth descriptor lies on a byte out of band.
             (&theirs).write_all(&[1; 3][..n % 3]).unwrap();
             match n % 4 {
                 0 => send_out_of_band(&theirs, &fd),
@@ -287,7 +287,7 @@ mod tests {
         assert!(is_held(&held));
         drop(goes_on);
         pushgate_tests::wait_until("the slow one is given back", || !is_held(&held));
-        // The same of a stream, whether a thread closes it or not.
+        // A stream gives its part of the quota back too, closed in place or by a thread.
         for along in [false, true] {
             let (ours, theirs) = UnixStream::pair().unwrap();
             let lingers = along.then(lingering).map(|(fd, end)| {

@@ -99,7 +99,7 @@ fn p8_descriptors_that_linger_are_closed_and_counted_out_while_their_other_ends_
             ends.push(end);
         }
         let open = || mesh.shared.inbox.state().waiting.get(&1).map_or(0, |load| load.open());
-        // The last frame is behind all of them.
+        // The last frame comes after all other frames.
         (&others[0]).write_all(&wire(3, b"last")).unwrap();
         pushgate_tests::wait_until("all have come", || {
             mesh.shared.inbox.state().frames.contains_key(&(1, 3))
