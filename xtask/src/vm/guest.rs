@@ -23,11 +23,13 @@ use crate::progress::{Guard, Watch};
 use crate::system;
 
 /// How long a machine may be silent while it boots, which takes about 6 s in all on two idle cores.
-const BOOT_SILENCE: Duration = Duration::from_secs(120);
+const BOOT_SILENCE: Duration = Duration::from_secs(60);
+/// How often guests whose kernel does not reach user space are booted.
+const BOOTS: u32 = 3;
 /// How long the other machine gets to end once one has failed.
 const AFTER_FAILURE: Duration = Duration::from_secs(60);
-/// The first line of the guest's first program on the console: a panic before it is the kernel's
-/// own.
+/// The first line of the guest's first program on the console: what fails before it is the kernel or
+/// the emulation, and nothing of ours.
 const USER_SPACE: &str = "pushgate-vm starts user space";
 /// How many lines of a console's end are shown after a failure.
 const LAST_LINES: usize = 15;
@@ -87,6 +89,8 @@ struct Guest {
     folder: PathBuf,
     output_ended: mpsc::Receiver<()>,
     code: Option<u8>,
+    /// QEMU ended by itself.
+    gone: bool,
 }
 
 /// Boots the guests, runs the job in them with its output on ours, and returns once they are off.
@@ -105,30 +109,33 @@ pub fn run(paths: &Paths, kernel: &Kernel, job: &Job) -> Result<Ended> {
 /// Boots guests as [`run`] does, on a machine of the caller's; `folder` is the run's and holds the
 /// `initrd`.
 ///
-/// Fails if a guest does not come up. A kernel that panics before user space, as emulated timers on
-/// a busy host make it do, is booted once more.
+/// Fails if a guest does not come up. A kernel that panics or stands still before user space, as
+/// emulated timers and processors on a busy host make it do, is booted up to [`BOOTS`] times.
 pub fn boot(machine: &Machine, folder: PathBuf, job: &Job) -> Result<Ended> {
-    let mut again = true;
+    let mut boots = 1;
     loop {
         let (guests, result) = boot_once(machine, &folder, job)?;
         let error = match result {
             Ok(codes) => return Ok(Ended { codes: Ok(codes), folder }),
             Err(error) => error,
         };
-        if process::interrupted() {
+        if process::interrupted() || job.guard.is_over() {
             return Err(error);
         }
         if guests.iter().all(Guest::is_up) {
             return Ok(Ended { codes: Err(error), folder });
         }
-        let Some(early) = guests.iter().find(|guest| guest.panicked_early()).filter(|_| again) else {
+        let Some(early) = guests.iter().find(|guest| guest.failed_in_kernel()).filter(|_| boots < BOOTS)
+        else {
             return Err(error);
         };
-        again = false;
-        say!("{}: the kernel panicked before user space; it is booted once more", early.name());
+        let what = if early.panicked() { "panicked" } else { "stood still" };
+        say!("{}: the kernel {what} before user space; it is booted once more", early.name());
         for guest in &guests {
-            guest.clear()?;
+            guest.clear(boots)?;
         }
+        fs::remove_dir_all(folder.join("both"))?;
+        boots += 1;
     }
 }
 
@@ -174,6 +181,7 @@ fn wait(guests: &mut [Guest], job: &Job) -> Result<Vec<u8>> {
         }
         for guest in guests.iter_mut().filter(|guest| guest.code.is_none()) {
             if guest.qemu.has_ended()? {
+                guest.gone = true;
                 let code = guest.ended()?;
                 guest.code = Some(code);
                 if code != 0 && failed.is_none() {
@@ -198,6 +206,8 @@ fn wait(guests: &mut [Guest], job: &Job) -> Result<Vec<u8>> {
             }
         } else if let Some(down) = guests.iter().find(|guest| !guest.is_up()) {
             if let Err(reason) = boot.look(guests.iter().map(Guest::console_bytes).sum()) {
+                // The other guest may wait for the one that hangs.
+                let down = guests.iter().find(|guest| guest.failed_in_kernel()).unwrap_or(down);
                 bail!("{} did not come up: {reason}{}", down.name(), down.console());
             }
         } else {
@@ -234,21 +244,26 @@ impl Guest {
         let prefix = if job.guests > 1 { format!("[{number}] ") } else { String::new() };
         let mut printer = Printer { output: Output::of_this_thread(), prefix, line: Vec::new() };
         let output_ended = process::pass_on(pipe, &qemu.heard, move |bytes| printer.print(bytes));
-        Ok(Guest { number, qemu, folder, output_ended, code: None })
+        Ok(Guest { number, qemu, folder, output_ended, code: None, gone: false })
     }
 
-    /// Removes what a boot has left, before another boot.
-    fn clear(&self) -> Result<()> {
-        fs::rename(self.folder.join("console.log"), self.folder.join("console-panic.log"))?;
+    /// Removes what the `boot`-th boot has left, before another boot.
+    fn clear(&self, boot: u32) -> Result<()> {
+        let _ = fs::rename(self.folder.join("console.log"), self.folder.join(format!("console-{boot}.log")));
         for name in ["started", "status"] {
             let _ = fs::remove_file(self.folder.join(name));
         }
         Ok(())
     }
 
-    fn panicked_early(&self) -> bool {
-        let console = self.console_text();
-        console.contains("Kernel panic") && !console.contains(USER_SPACE)
+    /// Whether the kernel did not come as far as the first program. A QEMU that ended by itself, as one that
+    /// can't start does, has no kernel to blame unless that panicked.
+    fn failed_in_kernel(&self) -> bool {
+        !self.console_text().contains(USER_SPACE) && (!self.gone || self.panicked())
+    }
+
+    fn panicked(&self) -> bool {
+        self.console_text().contains("Kernel panic")
     }
 
     fn console_bytes(&self) -> u64 {
@@ -275,7 +290,7 @@ impl Guest {
         let what = if self.is_up() { "went down while its command ran" } else { "did not come up" };
         let log = fs::read_to_string(self.folder.join("qemu.log")).unwrap_or_default();
         let qemu = if log.trim().is_empty() { String::new() } else { format!("\nQEMU says: {}", log.trim()) };
-        let panic = if self.console_text().contains("Kernel panic") { ": a kernel panic" } else { "" };
+        let panic = if self.panicked() { ": a kernel panic" } else { "" };
         Err(anyhow!("{} {what}{panic}{qemu}{}", self.name(), self.console()))
     }
 
