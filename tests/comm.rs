@@ -39,7 +39,7 @@ fn job(name: &str) -> String {
 
 /// The name under which a rank of a job listens.
 fn listens(job: &str, rank: u32) -> String {
-    format!("pushgate/{job}/{rank}")
+    format!("pushgate/{}/{job}/{rank}", rustix::process::geteuid().as_raw())
 }
 
 /// Runs a call that may hang on a thread of its own.

@@ -102,6 +102,16 @@ pub enum ShimError {
          HugePages::Never"
     )]
     PeerHugePages,
+    /// A process of another user handed over memory that lacks pages; they would be allocated on this process's account.
+    #[error(
+        "the memory has holes: {there} of its {bytes} bytes have pages; write to all of it before it is handed over"
+    )]
+    PeerHoles {
+        /// Bytes that have pages.
+        there: u64,
+        /// The size of the memory.
+        bytes: usize,
+    },
     /// A geometry is outside its limits.
     #[error(transparent)]
     Geometry(#[from] segment::GeometryError),

@@ -165,10 +165,20 @@ impl SharedMemory {
     /// Huge pages are refused: a peer may punch holes into memory that both processes write, and a
     /// hole that no free huge page can fill again raises SIGBUS.
     pub fn from_fd(fd: OwnedFd, expected_len: usize) -> Result<SharedMemory, ShimError> {
-        if check_sealed(&fd, expected_len)?.huge {
-            return Err(ShimError::PeerHugePages);
-        }
-        Self::of_peer(fd, expected_len, false)
+        let map = Self::map_shared(&fd, expected_len)?;
+        populate_peers(&map, Advice::LinuxPopulateWrite, false)?;
+        Ok(SharedMemory { map: OwnedHere::new(map), fd, huge: false })
+    }
+
+    /// Maps memory of a process of another user, as [`SharedMemory::from_fd`] does, and allocates none of it: a memory control
+    /// group is charged for the pages that its processes allocate, and so this process's would be.
+    ///
+    /// Memory with holes is refused. The peer may still punch holes later; then an access allocates a page on this
+    /// process's account.
+    pub fn from_strangers_fd(fd: OwnedFd, expected_len: usize) -> Result<SharedMemory, ShimError> {
+        let map = Self::map_shared(&fd, expected_len)?;
+        check_whole(&fd, expected_len)?;
+        Ok(SharedMemory { map: OwnedHere::new(map), fd, huge: false })
     }
 
     /// Maps memory that a peer handed over, as [`SharedMemory::from_fd`] does, and takes huge pages too. For a caller that touches no
@@ -176,19 +186,17 @@ impl SharedMemory {
     /// and an access would raise SIGBUS.
     pub fn from_fd_untouched(fd: OwnedFd, expected_len: usize) -> Result<SharedMemory, ShimError> {
         let huge = check_sealed(&fd, expected_len)?.huge;
-        Self::of_peer(fd, expected_len, huge)
-    }
-
-    fn of_peer(fd: OwnedFd, expected_len: usize, huge: bool) -> Result<SharedMemory, ShimError> {
-        let map = MmapOptions::new().len(expected_len).map_raw(&fd).map_err(system(
-            PEERS,
-            expected_len,
-            "mmap",
-            "the peer must hand over a descriptor open for writing, not sealed against writers",
-        ))?;
-        keep_from_children(&map).map_err(system(PEERS, expected_len, "MADV_DONTFORK", DONTFORK))?;
+        let map = map_writable(&fd, expected_len)?;
         populate_peers(&map, Advice::LinuxPopulateWrite, huge)?;
         Ok(SharedMemory { map: OwnedHere::new(map), fd, huge })
+    }
+
+    /// Maps memory of normal pages that both processes write.
+    fn map_shared(fd: &OwnedFd, expected_len: usize) -> Result<MmapRaw, ShimError> {
+        if check_sealed(fd, expected_len)?.huge {
+            return Err(ShimError::PeerHugePages);
+        }
+        map_writable(fd, expected_len)
     }
 
     /// Seals the memory against writers, for good: from now on no process can map it writable or
@@ -286,9 +294,27 @@ impl ReadOnlyMemory {
     ///
     /// The peer goes on writing the memory, so everything read from it must be treated as hostile.
     pub fn from_fd(fd: OwnedFd, expected_len: usize) -> Result<ReadOnlyMemory, ShimError> {
+        let (map, huge) = Self::map(&fd, expected_len)?;
+        populate_peers(&map, Advice::LinuxPopulateRead, huge)?;
+        Ok(ReadOnlyMemory { map: OwnedHere::new(map), fd })
+    }
+
+    /// Maps memory of a process of another user, as [`ReadOnlyMemory::from_fd`] does, and allocates none of it, as
+    /// [`SharedMemory::from_strangers_fd`] says.
+    pub fn from_strangers_fd(fd: OwnedFd, expected_len: usize) -> Result<ReadOnlyMemory, ShimError> {
+        let (map, _) = Self::map(&fd, expected_len)?;
+        // The module has all pages of a staging area.
+        if view_bytes(fd.as_fd()).is_none() {
+            check_whole(&fd, expected_len)?;
+        }
+        Ok(ReadOnlyMemory { map: OwnedHere::new(map), fd })
+    }
+
+    /// The mapping, and whether it has huge pages.
+    fn map(fd: &OwnedFd, expected_len: usize) -> Result<(MmapRaw, bool), ShimError> {
         let (peer, offset) = match view_bytes(fd.as_fd()) {
             Some(bytes) => (check_view(bytes, expected_len)?, PUSHGATE_MMAP_STAGING),
-            None => (check_sealed(&fd, expected_len)?, 0),
+            None => (check_sealed(fd, expected_len)?, 0),
         };
         if peer.huge && !peer.seals.intersects(SealFlags::FUTURE_WRITE | SealFlags::WRITE) {
             return Err(ShimError::PeerSeals {
@@ -297,15 +323,14 @@ impl ReadOnlyMemory {
             });
         }
         let map =
-            MmapOptions::new().offset(offset).len(expected_len).map_raw_read_only(&fd).map_err(system(
+            MmapOptions::new().offset(offset).len(expected_len).map_raw_read_only(fd).map_err(system(
                 PEERS,
                 expected_len,
                 "mmap",
                 "the peer must hand over a descriptor open for reading; huge pages must be free",
             ))?;
         keep_from_children(&map).map_err(system(PEERS, expected_len, "MADV_DONTFORK", DONTFORK))?;
-        populate_peers(&map, Advice::LinuxPopulateRead, peer.huge)?;
-        Ok(ReadOnlyMemory { map: OwnedHere::new(map), fd })
+        Ok((map, peer.huge))
     }
 
     /// The address of the mapping, page aligned. A write there raises SIGSEGV.
@@ -405,6 +430,29 @@ fn check_sealed(fd: &OwnedFd, expected: usize) -> Result<Peer, ShimError> {
     }
     let huge = fstatfs(fd).map_err(failed("fstatfs"))?.f_type as u32 == HUGETLBFS_MAGIC;
     Ok(Peer { seals, huge })
+}
+
+/// Maps memory of a peer's, writable.
+fn map_writable(fd: &OwnedFd, bytes: usize) -> Result<MmapRaw, ShimError> {
+    let map = MmapOptions::new().len(bytes).map_raw(fd).map_err(system(
+        PEERS,
+        bytes,
+        "mmap",
+        "the peer must hand over a descriptor open for writing, not sealed against writers",
+    ))?;
+    keep_from_children(&map).map_err(system(PEERS, bytes, "MADV_DONTFORK", DONTFORK))?;
+    Ok(map)
+}
+
+/// Refuses memory of a peer's of which pages are missing.
+fn check_whole(fd: &OwnedFd, bytes: usize) -> Result<(), ShimError> {
+    let stat = fstat(fd).map_err(|e| system(PEERS, bytes, "fstat", "run the newest pushgate")(e.into()))?;
+    // In units of 512 bytes, whatever the file system's block is (stat(3type)). Swapped pages count.
+    let there = (stat.st_blocks as u64).saturating_mul(512);
+    match there >= bytes as u64 {
+        true => Ok(()),
+        false => Err(ShimError::PeerHoles { there, bytes }),
+    }
 }
 
 /// Makes every page present, for reading or writing; fails with `EINVAL` before Linux 5.14.
@@ -507,6 +555,43 @@ mod tests {
     }
 
     fn shared_between_threads<T: Send + Sync>(_: &T) {}
+
+    #[test]
+    fn p8_memory_of_another_user_with_holes_is_refused_and_mapping_it_allocates_no_page() {
+        let bytes = 64 * 4096 - 5;
+        let pages = |fd: &OwnedFd| fstat(fd).unwrap().st_blocks / 8;
+        let whole = SharedMemory::builder("test", bytes).huge_pages(HugePages::Never).create().unwrap();
+        SharedMemory::from_strangers_fd(handed(&whole), bytes).unwrap();
+        let fd = handed(&whole);
+        fallocate(&fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 4096, 4096).unwrap();
+        let sparse = memfd(bytes, SealFlags::SHRINK | SealFlags::GROW);
+        for (fd, there) in [(fd, 63), (sparse, 0)] {
+            let twice = [fd.try_clone().unwrap(), fd.try_clone().unwrap()];
+            let errors = twice.into_iter().zip([true, false]).map(|(fd, writable)| match writable {
+                true => SharedMemory::from_strangers_fd(fd, bytes).err(),
+                false => ReadOnlyMemory::from_strangers_fd(fd, bytes).err(),
+            });
+            for e in errors {
+                assert!(
+                    matches!(e, Some(ShimError::PeerHoles { there: t, bytes: b }) if t == there * 4096 && b == bytes),
+                    "{e:?}"
+                );
+            }
+            assert_eq!(pages(&fd) as u64, there);
+        }
+        // A hole that is made once it is mapped stays one until it is touched.
+        let whole = SharedMemory::builder("test", bytes).huge_pages(HugePages::Never).create().unwrap();
+        let (writer, reader) = (
+            SharedMemory::from_strangers_fd(handed(&whole), bytes).unwrap(),
+            ReadOnlyMemory::from_strangers_fd(handed(&whole), bytes).unwrap(),
+        );
+        let fd = handed(&whole);
+        fallocate(&fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, 32 * 4096).unwrap();
+        assert_eq!(pages(&fd), 32);
+        assert_eq!((load(&reader, 40 * 4096), pages(&fd)), (0, 32));
+        writer.words(0, 1)[0].store(7, Ordering::Relaxed);
+        assert_eq!((load(&reader, 0), pages(&fd)), (7, 33));
+    }
 
     #[test]
     fn a_writer_and_a_reader_see_one_memory() {

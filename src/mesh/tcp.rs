@@ -105,19 +105,6 @@ impl<'a> Me<'a> {
         })
     }
 
-    /// Refuses a rendezvous on another host, where there is no secret: this rank must not try to prove one that everybody knows.
-    fn check_rendezvous(&self, rendezvous: &str) -> Result<()> {
-        if !self.terms.secret.is_public() {
-            return Ok(());
-        }
-        // A name that has no address now may have one later.
-        let Ok(mut addresses) = rendezvous.to_socket_addrs() else { return Ok(()) };
-        match addresses.find(|address| !address.ip().to_canonical().is_loopback()) {
-            Some(other) => Err(Error::config("rendezvous", rendezvous, needs_secret(other.ip()))),
-            None => Ok(()),
-        }
-    }
-
     fn limits(&self) -> Limits {
         let greeting = HEADER + MAX_GREETING;
         Limits { places: self.size as usize + STRANGERS, greeting, ..Limits::default() }
@@ -152,7 +139,6 @@ impl<'a> Me<'a> {
     /// Any other rank: meets rank 0, then connects to lower ranks and accepts higher ranks.
     pub(super) fn join(&self, rendezvous: &str, host: &str) -> Result<Joined> {
         let mut streams: Streams = (0..self.size).map(|_| None).collect();
-        self.check_rendezvous(rendezvous)?;
         let first = self.dial(0, rendezvous)?;
         let ip = match host {
             "auto" => first.local_addr().map_err(Error::io("local address"))?.ip(),
@@ -190,23 +176,7 @@ impl<'a> Me<'a> {
     fn dial(&self, rank: u32, place: &str) -> Result<TcpStream> {
         let mut pause = Duration::from_millis(5);
         loop {
-            let attempt = || -> io::Result<TcpStream> {
-                let mut failed = io::Error::new(ErrorKind::NotFound, "the name has no address");
-                for address in place.to_socket_addrs()? {
-                    // One address that swallows packets must not use up the time of the others.
-                    let left = self.deadline.saturating_duration_since(Instant::now());
-                    let limit = left.clamp(Duration::from_millis(1), Duration::from_secs(3));
-                    match TcpStream::connect_timeout(&address, limit) {
-                        // Where nobody listens, the kernel may connect a socket of this host to
-                        // itself.
-                        Ok(s) if s.local_addr()? == s.peer_addr()? => {}
-                        Ok(s) => return tune(&s, self.recover.is_some()).map(|()| s),
-                        Err(e) => failed = e,
-                    }
-                }
-                Err(failed)
-            };
-            match attempt() {
+            match self.try_addresses(place)? {
                 Ok(stream) => return Ok(stream),
                 Err(e) if Instant::now() >= self.deadline => {
                     let what = format!("connecting to rank {rank} at {place} ({e})");
@@ -216,6 +186,39 @@ impl<'a> Me<'a> {
             }
             pause = (pause * 2).min(Duration::from_millis(200));
         }
+    }
+
+    /// Tries each address of a place once; after an inner error another try may succeed. Where there is no secret, an address of
+    /// another host ends it: this rank must not try to prove a secret that everybody knows.
+    fn try_addresses(&self, place: &str) -> Result<io::Result<TcpStream>> {
+        let addresses = match place.to_socket_addrs() {
+            Ok(addresses) => addresses,
+            // A name that has no address now may have one later.
+            Err(e) => return Ok(Err(e)),
+        };
+        let mut failed = io::Error::new(ErrorKind::NotFound, "the name has no address");
+        for address in addresses {
+            let ip = address.ip().to_canonical();
+            if self.terms.secret.is_public() && !ip.is_loopback() {
+                return Err(Error::config("rendezvous", place, needs_secret(ip)));
+            }
+            // One address that swallows packets must not use up the time of the others.
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            let limit = left.clamp(Duration::from_millis(1), Duration::from_secs(3));
+            let dialled = TcpStream::connect_timeout(&address, limit).and_then(|stream| {
+                // Where nobody listens, the kernel may connect a socket of this host to itself.
+                if stream.local_addr()? == stream.peer_addr()? {
+                    return Ok(None);
+                }
+                tune(&stream, self.recover.is_some()).map(|()| Some(stream))
+            });
+            match dialled {
+                Ok(Some(stream)) => return Ok(Ok(stream)),
+                Ok(None) => {}
+                Err(e) => failed = e,
+            }
+        }
+        Ok(Err(failed))
     }
 
     /// Goes through the other rank's door, sends our greeting and returns the other rank's answer.

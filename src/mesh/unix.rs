@@ -1,4 +1,4 @@
-//! The ranks of one host, joined by Unix sockets under abstract names made of job and rank.
+//! The ranks of one host, joined by Unix sockets under abstract names made of user, job and rank.
 //!
 //! Each rank connects to all lower ranks and greets them. A rank answers a greeting once all ranks
 //! higher than itself have greeted it. With greeting and answer each rank hands the other a pidfd
@@ -18,10 +18,11 @@ use std::time::{Duration, Instant};
 use pushgate_driver_shim::closing::PeerStream;
 use pushgate_driver_shim::fdpass::{Frame, Incoming, send_message};
 use pushgate_driver_shim::process::Process;
-use pushgate_driver_shim::users::{is_ours_or_root, remark};
+use pushgate_driver_shim::users::{is_ours, is_ours_or_root, remark};
 use pushgate_proxy::redial::envelope::wait;
 use pushgate_proxy::wire;
 use rustix::event::{PollFd, PollFlags};
+use rustix::process::geteuid;
 
 use super::{Link, Stream};
 use crate::error::{Error, Result};
@@ -57,13 +58,15 @@ pub(super) fn pairs(size: u32) -> Result<Vec<Vec<Option<UnixStream>>>> {
     Ok(streams)
 }
 
-/// Connects a rank in a process of its own: it listens under an abstract name made of `job` and its
+/// Connects a rank in a process of its own: it listens under an abstract name made of its user, `job` and its
 /// rank, and connects to all lower ranks. The name disappears with the process, however it ends.
 pub(super) fn connect(job: &str, rank: u32, size: u32, timeout: Duration) -> Result<Links> {
     let address = SocketAddr::from_abstract_name(name(job, rank))
         .map_err(|_| Error::config("job", job, "a name of at most 80 bytes"))?;
-    let listener = UnixListener::bind_addr(&address)
-        .map_err(Error::io(format!("listening as rank {rank} of job {job}; is it running twice?")))?;
+    let listener = UnixListener::bind_addr(&address).map_err(|e| {
+        let why = taken_by(&name(job, rank)).unwrap_or_else(|| "is it running twice?".into());
+        Error::io(format!("listening as rank {rank} of job {job}; {why}"))(e)
+    })?;
     listener.set_nonblocking(true).map_err(Error::io("rendezvous socket"))?;
     let process = own_process(rank);
     let deadline = Instant::now() + timeout;
@@ -101,8 +104,24 @@ fn own_process(rank: u32) -> Option<Process> {
         .ok()
 }
 
+/// Jobs of different users may have one name. Any user can take a name first that is easily guessed, and so keep the
+/// rank from it; `pushgate run` gives its jobs names that are not.
 fn name(job: &str, rank: u32) -> String {
-    format!("pushgate/{job}/{rank}")
+    format!("pushgate/{}/{job}/{rank}", geteuid().as_raw())
+}
+
+/// Says which other user listens at a name, if one does.
+fn taken_by(name: &str) -> Option<String> {
+    let deadline = Instant::now() + PAUSE;
+    let stream = wire::dial(Path::new(&format!("@{name}")), deadline).ok()?;
+    let uid = wire::peer_cred(&stream).ok()?.uid;
+    (!is_ours(uid)).then(|| {
+        format!(
+            "user {uid}{} listens there: give the job a name that others do not guess (PUSHGATE_JOB), or start it by \
+             `pushgate run`, which does",
+            remark(uid)
+        )
+    })
 }
 
 /// A connection that has not said yet who it is.
@@ -155,7 +174,8 @@ impl Me<'_> {
                 Err(why) => why,
             };
             if Instant::now() >= self.deadline {
-                let what = format!("waiting for rank {lower} ({why})");
+                let user = geteuid().as_raw();
+                let what = format!("waiting for rank {lower} of user {user}'s job {} ({why})", self.job);
                 return Err(Error::TimedOut { what, after: self.timeout });
             }
             // The lower rank does not listen yet, or it has gone and may come back.
@@ -369,9 +389,44 @@ fn process(mut fds: Vec<OwnedFd>) -> std::result::Result<Option<Process>, String
 fn check_owner(stream: &UnixStream, rank: u32) -> Result<()> {
     let peer = wire::peer_cred(stream).map_err(Error::io("peer's user"))?;
     if !is_ours_or_root(peer.uid) {
-        let own = rustix::process::geteuid().as_raw();
+        let own = geteuid().as_raw();
         let reason = format!("runs as user {}, this rank as {own}{}", peer.uid, remark(peer.uid));
         return Err(Error::Mismatch { rank, reason });
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use pushgate_tests::hang;
+    use rustix::thread::set_thread_res_uid;
+
+    use super::*;
+
+    #[test]
+    fn p8_a_rank_whose_name_another_user_has_taken_says_which_user_and_what_helps() {
+        if !geteuid().is_root() {
+            return pushgate_tests::skip("a name that another user has taken: only root can be another user");
+        }
+        let job = format!("squatted-{}", std::process::id());
+        let at = SocketAddr::from_abstract_name(name(&job, 0)).unwrap();
+        // The kernel keeps the user of the thread that calls listen.
+        let other = rustix::process::Uid::from_raw(65001);
+        let squat = thread::spawn(move || {
+            set_thread_res_uid(other, other, other).unwrap();
+            UnixListener::bind_addr(&at).unwrap()
+        });
+        let _squatted = squat.join().unwrap();
+        let Err(e) = connect(&job, 0, 2, hang()) else { panic!("two listen under one name") };
+        let e = e.to_string();
+        assert!(e.contains("user 65001 listens there") && e.contains("pushgate run"), "{e}");
+        // A user's jobs are other ones than root's.
+        let user = thread::spawn(move || {
+            set_thread_res_uid(other, other, other).unwrap();
+            name("job", 0)
+        });
+        assert_ne!(user.join().unwrap(), name("job", 0));
+    }
 }

@@ -159,7 +159,7 @@ impl Endpoint {
             });
         }
         let recorded = record::Recorded::local(&memory);
-        let peer = memory.peer_pid.map(|pid| Box::new(HostProcess(pid)) as Box<dyn PeerProcess>);
+        let peer = memory.peer_pid.map(|pid| Box::new(HostProcess::of(pid)) as Box<dyn PeerProcess>);
         let qp = LocalLink::new(
             &memory.link.into(),
             &geometry,

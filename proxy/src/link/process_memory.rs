@@ -10,6 +10,8 @@ use std::io;
 use std::sync::Mutex;
 
 use pushgate_driver_shim::abi;
+use pushgate_driver_shim::process::Process;
+use rustix::io::Errno;
 use rustix::process::{PTracer, Pid, set_ptracer};
 
 #[repr(C)]
@@ -45,17 +47,33 @@ pub trait PeerProcess: Send {
 }
 
 /// A process of this host, by its number in our PID namespace.
-#[derive(Clone, Copy, Debug)]
-pub struct HostProcess(pub u32);
+#[derive(Debug)]
+pub struct HostProcess {
+    pid: u32,
+    /// The process that had the number at first. The kernel gives the number to another process once that one has ended.
+    first: Result<Process, Errno>,
+}
+
+impl HostProcess {
+    /// The process that has a number now. Where the kernel gives no handle of it, each read fails with the kernel's
+    /// reason.
+    pub fn of(pid: u32) -> HostProcess {
+        let first = Process::of(pid).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::SRCH));
+        HostProcess { pid, first }
+    }
+}
 
 impl PeerProcess for HostProcess {
     fn allow(&self) {
-        allow(self.0);
+        allow(self.pid);
     }
 
     unsafe fn read(&self, address: u64, to: usize, length: usize) -> io::Result<usize> {
+        let first = self.first.as_ref().map_err(|errno| io::Error::from(*errno))?;
         // SAFETY: the caller's promise.
-        unsafe { read(self.0, address, to, length) }
+        let n = unsafe { read(self.pid, address, to, length) }?;
+        // The number was the first process's during the read if that process lives after it.
+        if first.has_ended() { Err(Errno::SRCH.into()) } else { Ok(n) }
     }
 }
 
@@ -99,9 +117,9 @@ pub(super) fn probe(process: &dyn PeerProcess, address: u64) -> u32 {
         // (So has a program whose engine is elsewhere, if by chance; that says NOWHERE.)
         Ok(8) if word == address => abi::PUSHGATE_READS_YES,
         Ok(_) => abi::PUSHGATE_READS_ELSEWHERE,
-        Err(e) => match rustix::io::Errno::from_io_error(&e) {
-            Some(rustix::io::Errno::FAULT) => abi::PUSHGATE_READS_ELSEWHERE,
-            Some(rustix::io::Errno::SRCH) => abi::PUSHGATE_READS_UNKNOWN,
+        Err(e) => match Errno::from_io_error(&e) {
+            Some(Errno::FAULT) => abi::PUSHGATE_READS_ELSEWHERE,
+            Some(Errno::SRCH) => abi::PUSHGATE_READS_UNKNOWN,
             _ => abi::PUSHGATE_READS_DENIED,
         },
     }
@@ -180,17 +198,33 @@ mod tests {
         let address =
             lines.find_map(|l| l.unwrap().strip_prefix("at ")?.parse().ok()).expect("it says where");
         let pid = child.id();
-        assert_eq!(probe(&HostProcess(pid), address), abi::PUSHGATE_READS_YES);
+        let process = HostProcess::of(pid);
+        assert_eq!(probe(&process, address), abi::PUSHGATE_READS_YES);
         let mut word = 0u64;
         // SAFETY: the word is ours.
-        let mut get = || unsafe { read(pid, address, &raw mut word as usize, 8) };
+        let mut get = || unsafe { process.read(address, &raw mut word as usize, 8) };
         assert_eq!(get().unwrap(), 8);
         drop(child.stdin.take());
         lines.for_each(drop);
         child.wait().unwrap();
         assert_eq!(get().unwrap_err().raw_os_error(), Some(3), "nobody has that number now");
         assert_eq!(word, 0x5a5a_5a5a_5a5a_5a5a);
-        assert_eq!(probe(&HostProcess(pid), address), abi::PUSHGATE_READS_UNKNOWN);
+        assert_eq!(probe(&HostProcess::of(pid), address), abi::PUSHGATE_READS_UNKNOWN);
+    }
+
+    #[test]
+    fn p8_a_process_that_took_the_number_of_one_that_ended_is_not_read() {
+        let words = [7u64; 8];
+        let mut word = 0u64;
+        let mut gone = std::process::Command::new("true").spawn().unwrap();
+        let first = Process::of(gone.id());
+        gone.wait().unwrap();
+        // Our own number stands for the one that the kernel gave again: the read itself succeeds.
+        let again = HostProcess { pid: std::process::id(), first: first.map_err(|_| Errno::SRCH) };
+        // SAFETY: the word is ours.
+        let n = unsafe { again.read(words.as_ptr() as u64, &raw mut word as usize, 8) };
+        assert_eq!(n.unwrap_err().raw_os_error(), Some(Errno::SRCH.raw_os_error()));
+        assert_eq!(word, 7, "the call was made");
     }
 
     #[test]
@@ -198,12 +232,12 @@ mod tests {
         let own = std::process::id();
         let words = vec![0u64; 64].leak();
         let address = words.as_ptr() as u64;
-        assert_eq!(probe(&HostProcess(own), address), abi::PUSHGATE_READS_ELSEWHERE);
+        assert_eq!(probe(&HostProcess::of(own), address), abi::PUSHGATE_READS_ELSEWHERE);
         words[abi::PUSHGATE_LINK_ADDRESS as usize / 8] = address;
-        assert_eq!(probe(&HostProcess(own), address), abi::PUSHGATE_READS_YES);
-        assert_eq!(probe(&HostProcess(own), address + 8), abi::PUSHGATE_READS_ELSEWHERE);
-        assert_eq!(probe(&HostProcess(own), 64), abi::PUSHGATE_READS_ELSEWHERE);
-        assert_eq!(probe(&HostProcess(own), NOWHERE), abi::PUSHGATE_READS_ELSEWHERE);
-        assert_eq!(probe(&HostProcess(0x7fff_fff0), address), abi::PUSHGATE_READS_UNKNOWN);
+        assert_eq!(probe(&HostProcess::of(own), address), abi::PUSHGATE_READS_YES);
+        assert_eq!(probe(&HostProcess::of(own), address + 8), abi::PUSHGATE_READS_ELSEWHERE);
+        assert_eq!(probe(&HostProcess::of(own), 64), abi::PUSHGATE_READS_ELSEWHERE);
+        assert_eq!(probe(&HostProcess::of(own), NOWHERE), abi::PUSHGATE_READS_ELSEWHERE);
+        assert_eq!(probe(&HostProcess::of(0x7fff_fff0), address), abi::PUSHGATE_READS_UNKNOWN);
     }
 }

@@ -113,7 +113,7 @@ impl QpDescriptors {
     /// Maps the session segment, if there is one.
     pub(super) fn map_session(&mut self) -> Result<Option<Arc<SharedMemory>>, Refusal> {
         let Some(fd) = self.session.take() else { return Ok(None) };
-        let memory = SharedMemory::from_fd(fd, self.session_bytes);
+        let memory = SharedMemory::from_strangers_fd(fd, self.session_bytes);
         memory.map(|m| Some(Arc::new(m))).map_err(|e| Refusal::Why(format!("session segment: {e}")))
     }
 
@@ -125,8 +125,10 @@ impl QpDescriptors {
         let peer_bell = peer_bell.map(Ringer::from_fd).transpose().map_err(wrong("peer's bell"))?;
         let [work, control, link, peer_link, peer_window] = memory;
         let why = |i: usize| move |e| Refusal::Why(format!("{}: {e}", MEMORY[i].0));
-        let readable = |fd, i: usize| ReadOnlyMemory::from_fd(fd, sizes[i]).map(Arc::new).map_err(why(i));
-        let writable = |fd, i: usize| SharedMemory::from_fd(fd, sizes[i]).map(Arc::new).map_err(why(i));
+        let readable =
+            |fd, i: usize| ReadOnlyMemory::from_strangers_fd(fd, sizes[i]).map(Arc::new).map_err(why(i));
+        let writable =
+            |fd, i: usize| SharedMemory::from_strangers_fd(fd, sizes[i]).map(Arc::new).map_err(why(i));
         Ok(QpMemory {
             work: readable(work, 0)?,
             control: writable(control, 1)?,
@@ -155,7 +157,8 @@ pub(super) fn map_region(
         return Err(Refusal::Why(format!("region: {bytes} bytes were named, its memory has {size}")));
     }
     room(bytes)?;
-    let memory = SharedMemory::from_fd(fd, size).map_err(|e| Refusal::Why(format!("region: {e}")))?;
+    let memory =
+        SharedMemory::from_strangers_fd(fd, size).map_err(|e| Refusal::Why(format!("region: {e}")))?;
     Ok(Arc::new(memory))
 }
 
@@ -197,6 +200,7 @@ mod tests {
 
     use pushgate_driver_shim::eventfd::EventFd;
     use pushgate_driver_shim::memory::HugePages;
+    use rustix::fs::{MemfdFlags, fcntl_add_seals, ftruncate, memfd_create};
 
     use super::*;
 
@@ -249,6 +253,29 @@ mod tests {
             let why = sentence(QpDescriptors::take(fds, [false; 3]));
             assert!(why.contains("100 bytes hold no header"), "{why}");
         }
+    }
+
+    #[test]
+    fn p8_memory_with_holes_is_refused_by_name_and_stays_as_it_is() {
+        const BYTES: usize = 1 << 20;
+        let sparse = || {
+            let fd = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+            ftruncate(&fd, BYTES as u64).unwrap();
+            fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+            fd
+        };
+        for (at, name) in [(0, "work segment"), (4, "peer's window")] {
+            let mut fds: Vec<_> = (0..5).map(|_| sealed(4096)).collect();
+            let kept = sparse();
+            fds[at] = kept.try_clone().unwrap();
+            let why = sentence(QpDescriptors::take(fds, [false; 3]).unwrap().map().map(drop));
+            assert!(why.starts_with(&format!("{name}: the memory has holes")), "{why}");
+            assert_eq!(fstat(&kept).unwrap().st_blocks, 0);
+        }
+        let kept = sparse();
+        let why = sentence(map_region(vec![kept.try_clone().unwrap()], BYTES as u64, |_| Ok(())));
+        assert!(why.starts_with("region: the memory has holes: 0 of its 1048576 bytes"), "{why}");
+        assert_eq!(fstat(&kept).unwrap().st_blocks, 0);
     }
 
     #[test]

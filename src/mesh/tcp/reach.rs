@@ -37,6 +37,9 @@ pub(crate) struct May {
     pub(crate) tcp: bool,
 }
 
+/// How the names begin of the sockets at which ranks of one host meet.
+const NAMES: &str = "pushgate/";
+
 /// What a rank tells another one.
 #[derive(Serialize, Deserialize)]
 struct Reach {
@@ -51,6 +54,19 @@ struct Reach {
 struct Place {
     name: String,
     proof: String,
+}
+
+impl Place {
+    /// A name and a proof that nobody guesses.
+    fn new() -> io::Result<Place> {
+        Ok(Place { name: format!("{NAMES}{}", secret()?), proof: secret()? })
+    }
+
+    /// Whether a rank can have made this: this rank dials no other program's socket because a peer says so.
+    fn is_a_ranks(&self) -> bool {
+        let digits = |s: &str| s.len() == 32 && s.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+        self.name.strip_prefix(NAMES).is_some_and(digits) && digits(&self.proof)
+    }
 }
 
 /// From the higher rank of two whose queue pairs may be `local`.
@@ -74,7 +90,15 @@ impl Me<'_> {
         }
         let mut theirs: Vec<Option<Reach>> = streams.iter().map(|_| None).collect();
         for (rank, stream) in others() {
-            theirs[rank as usize] = Some(self.hear(stream, rank)?);
+            let reach: Reach = self.hear(stream, rank)?;
+            if let Some(place) = reach.local.as_ref().filter(|place| !place.is_a_ranks()) {
+                let name: String = place.name.escape_debug().take(80).collect();
+                return Err(mismatch(
+                    rank,
+                    format!("its Unix socket has the name {name}, which no rank has"),
+                ));
+            }
+            theirs[rank as usize] = Some(reach);
         }
         let mut links: Vec<Option<Link>> = streams.iter().map(|_| None).collect();
         if let Some((here, place)) = &door {
@@ -123,9 +147,8 @@ impl Me<'_> {
     /// Opens the socket at which ranks of this host arrive; without one no rank counts as on this host.
     fn open(&self, may: &May) -> Option<(unix::Here, Place)> {
         let open = || -> io::Result<_> {
-            let [name, proof] = [secret()?, secret()?];
-            let name = format!("pushgate/{name}");
-            Ok((unix::Here::open(&name, self.rank)?, Place { name, proof }))
+            let place = Place::new()?;
+            Ok((unix::Here::open(&place.name, self.rank)?, place))
         };
         let failed =
             |e| tracing::warn!(rank = self.rank, "ranks of this host can't be found by a Unix socket: {e}");
@@ -288,6 +311,19 @@ mod tests {
                 assert!(rank == peer && reason.contains(says) && remedy, "{rank}: {reason}");
             }
         }
+    }
+
+    #[test]
+    fn p8_a_name_of_a_socket_that_no_rank_makes_is_not_dialled() {
+        let good = Place::new().unwrap();
+        assert!(good.is_a_ranks());
+        let names =
+            ["pushgate/job/0", "/run/docker.sock", "", "pushgate/", &good.name[1..]].map(str::to_owned);
+        let more = [format!("{}0", good.name), good.name.to_uppercase(), format!("{}\0", &good.name[..40])];
+        for name in names.into_iter().chain(more) {
+            assert!(!Place { name: name.clone(), ..good.clone() }.is_a_ranks(), "{name:?}");
+        }
+        assert!(!Place { proof: "x".repeat(32), ..good }.is_a_ranks());
     }
 
     #[test]
