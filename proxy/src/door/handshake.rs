@@ -6,6 +6,7 @@
 
 use ring::hmac;
 
+use super::crowd::Heard;
 use super::secret::random;
 use super::{Purpose, Terms};
 
@@ -183,6 +184,16 @@ impl Handshake {
     /// Whether this end has proved that it knows the secret, and the other end has not.
     pub(super) fn has_said_all(&self) -> bool {
         self.dials && matches!(self.step, Ok(Step::Tls | Step::Proof))
+    }
+
+    /// What the other end, which has dialled, has said so far.
+    pub(super) fn heard(&self) -> Heard {
+        match self.step {
+            Ok(Step::Hello) | Err(_) => Heard::Nothing,
+            Ok(Step::Early) => Heard::Hello,
+            Ok(Step::Proof) if !self.tls => Heard::Hello,
+            Ok(Step::Tls | Step::Proof | Step::Proved) => Heard::Proof,
+        }
     }
 
     /// Whether both ends have proved that they know the secret.

@@ -14,6 +14,7 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
 
+use super::crowd::{Crowd, Place};
 use super::passage::Passage;
 use super::{Counts, DoorError, PASSAGE, Refused, Stream, Terms};
 
@@ -25,7 +26,8 @@ const AT_ONCE: usize = 64;
 /// What a door spends on connections that are on their way.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// How many may be on their way. When one more comes, the oldest makes room.
+    /// How many may be on their way that have proved nothing, and as many again that have proved the secret. When one more comes, one
+    /// of the address with the most makes room.
     pub places: usize,
     /// The most bytes of a greeting.
     pub greeting: usize,
@@ -66,11 +68,10 @@ pub struct Door {
     counts: Arc<Counts>,
 }
 
-#[derive(Default)]
 struct State {
     /// In the order of arrival.
     on_their_way: BTreeMap<u64, OnItsWay>,
-    next: u64,
+    crowd: Crowd,
     through: VecDeque<Arrival>,
     /// Until then no descriptor is sought for another connection.
     paused: Option<Instant>,
@@ -78,6 +79,7 @@ struct State {
 
 struct OnItsWay {
     passage: Passage,
+    place: Place,
     from: SocketAddr,
     until: Instant,
     awaits: PollFlags,
@@ -133,8 +135,13 @@ impl Door {
         let failed = |error| DoorError::Io { what: "a listening socket".into(), error };
         let (epoll, timer, ip) = made().map_err(failed)?;
         check(ip, &terms)?;
-        let (state, counts) = (Mutex::default(), Arc::default());
-        Ok(Door { listener, terms, limits, epoll, timer, state, counts })
+        let state = State {
+            on_their_way: BTreeMap::new(),
+            crowd: Crowd::new(limits.places),
+            through: VecDeque::new(),
+            paused: None,
+        };
+        Ok(Door { listener, terms, limits, epoll, timer, state: Mutex::new(state), counts: Arc::default() })
     }
 
     /// Where it listens.
@@ -206,6 +213,7 @@ impl Door {
                 number => self.advance(state, number),
             }
         }
+        self.make_room(state);
         for event in &events[..n] {
             match event.data.u64() {
                 LISTENER => self.accept(state),
@@ -221,9 +229,9 @@ impl Door {
     /// Lets connections go that are late, and sets the timer for the next one.
     fn tidy(&self, state: &mut State) {
         let now = Instant::now();
-        while let Some(oldest) = state.on_their_way.first_entry().filter(|oldest| oldest.get().until <= now) {
-            let late = oldest.remove();
-            self.let_go(late, Refused::Late);
+        while let Some((&oldest, _)) = state.on_their_way.first_key_value().filter(|(_, on)| on.until <= now)
+        {
+            self.let_go(state, oldest, Refused::Late);
         }
         if state.paused.is_some_and(|until| until <= now) {
             state.paused = None;
@@ -249,9 +257,6 @@ impl Door {
         for _ in 0..AT_ONCE {
             match self.listener.accept() {
                 Ok((socket, from)) => {
-                    if state.on_their_way.len() >= self.limits.places.max(1) {
-                        self.make_room(state);
-                    }
                     let passage = match Passage::listener(socket, &self.terms, self.limits.greeting) {
                         Ok(passage) => passage,
                         Err(e) => {
@@ -259,46 +264,63 @@ impl Door {
                             continue;
                         }
                     };
-                    let number = state.next;
-                    state.next += 1;
+                    let place = state.crowd.comes(from.ip());
+                    let number = place.number;
                     let awaits = PollFlags::IN;
                     let data = epoll::EventData::new_u64(number);
                     if let Err(e) = epoll::add(&self.epoll, passage.stream(), data, epoll::EventFlags::IN) {
+                        state.crowd.goes(place);
                         self.counts.refused(from, Refused::Io(io::Error::from(e).kind()));
                         continue;
                     }
                     let until = Instant::now() + self.limits.time;
-                    state.on_their_way.insert(number, OnItsWay { passage, from, until, awaits });
+                    state.on_their_way.insert(number, OnItsWay { passage, place, from, until, awaits });
                     // Its first bytes have often come already.
                     self.advance(state, number);
+                    self.make_room(state);
                 }
                 Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return,
-                // No descriptor is left, for example. The oldest stranger's is free now; if there is none, the connection waits
-                // in the listener, which is not looked at for a while.
-                Err(_) if !state.on_their_way.is_empty() => self.make_room(state),
-                Err(e) => {
-                    tracing::warn!("taking in a connection: {e}");
-                    state.paused = Some(Instant::now() + NOT_NOW);
-                    self.listens(false);
-                    return;
-                }
+                // No descriptor is left, for example. That of a stranger is free now; if there is none, the connection waits in the
+                // listener, which is not looked at for a while.
+                Err(e) => match state.crowd.stranger() {
+                    Some(number) => self.let_go(state, number, Refused::Crowded),
+                    None => {
+                        tracing::warn!("taking in a connection: {e}");
+                        state.paused = Some(Instant::now() + NOT_NOW);
+                        self.listens(false);
+                        return;
+                    }
+                },
             }
         }
     }
 
+    /// Lets connections go until all others have a place.
     fn make_room(&self, state: &mut State) {
-        if let Some((_, oldest)) = state.on_their_way.pop_first() {
-            self.let_go(oldest, Refused::Crowded);
+        while let Some(number) = state.crowd.makes_room() {
+            // Others were taken in since this one was looked at; what it said meanwhile may keep it.
+            self.advance(state, number);
+            if state.crowd.makes_room() == Some(number) {
+                self.let_go(state, number, Refused::Crowded);
+            }
         }
     }
 
     /// Ends a connection. A forked child of ours may hold the socket too, so closing it is not enough: it would stay in the set,
     /// and readable.
-    fn let_go(&self, on: OnItsWay, why: Refused) {
-        let _ = epoll::delete(&self.epoll, on.passage.stream());
+    fn let_go(&self, state: &mut State, number: u64, why: Refused) {
+        let Some(on) = self.take(state, number) else { return };
         on.passage.stream().shutdown();
         self.counts.refused(on.from, why);
+    }
+
+    /// Takes a connection out of those on their way.
+    fn take(&self, state: &mut State, number: u64) -> Option<OnItsWay> {
+        let on = state.on_their_way.remove(&number)?;
+        state.crowd.goes(on.place);
+        let _ = epoll::delete(&self.epoll, on.passage.stream());
+        Some(on)
     }
 
     fn advance(&self, state: &mut State, number: u64) {
@@ -315,18 +337,16 @@ impl Door {
                     let _ = epoll::modify(&self.epoll, on.passage.stream(), data, flags);
                     on.awaits = awaits;
                 }
+                let heard = on.passage.heard();
+                state.crowd.hears(&mut on.place, heard);
             }
             Ok(true) => {
-                let on = state.on_their_way.remove(&number).expect("it is there");
-                let _ = epoll::delete(&self.epoll, on.passage.stream());
+                let on = self.take(state, number).expect("it is there");
                 self.counts.accepted();
                 let (stream, greeting) = on.passage.finish();
                 state.through.push_back(Arrival { stream, greeting, from: on.from });
             }
-            Err(why) => {
-                let on = state.on_their_way.remove(&number).expect("it is there");
-                self.let_go(on, why);
-            }
+            Err(why) => self.let_go(state, number, why),
         }
     }
 }

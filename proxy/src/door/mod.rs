@@ -13,12 +13,13 @@
 //! 5. The dialer sends a frame that says what it wants, its greeting. Then the connection belongs to its owners.
 //!
 //! A [`Door`] listens. It keeps a bounded number of connections on their way, each for a bounded time and with bounded
-//! memory. When it is full, the oldest one makes room, so strangers that stay never keep a peer out. [`dial()`] and [`Dialer`]
-//! are the other end. A [`Stream`] is what comes out.
+//! memory. When it is full, one of the address with the most makes room, and none that has proved the secret makes room for a
+//! stranger (`crowd.rs`). [`dial()`] and [`Dialer`] are the other end. A [`Stream`] is what comes out.
 //!
 //! Without TLS the proof protects the set-up alone: one who can change packets on their way can still change what follows.
 
 mod counts;
+mod crowd;
 mod dial;
 mod handshake;
 mod listener;

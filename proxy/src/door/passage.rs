@@ -5,6 +5,7 @@ use std::net::TcpStream;
 
 use rustix::event::PollFlags;
 
+use super::crowd::Heard;
 use super::{HELLO, Handshake, PROOF, Refused, Stream, Terms};
 
 /// The header of a greeting: its length.
@@ -63,6 +64,11 @@ impl Passage {
             true => PollFlags::IN,
             false => PollFlags::OUT,
         }
+    }
+
+    /// What a dialer has said so far.
+    pub(super) fn heard(&self) -> Heard {
+        self.handshake.heard()
     }
 
     /// Goes as far as it can. True at the end.

@@ -1,14 +1,17 @@
 //! Tests of the door: two handshakes in memory, and sockets of the loopback device.
 
+use std::collections::VecDeque;
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Instant;
 
 use pushgate_tests::{hang, patience, wait_until};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::*;
@@ -437,6 +440,101 @@ fn p7_p8_more_strangers_than_places_keep_no_peer_out() {
         assert!(door.on_their_way() <= limits.places);
         drop(strangers);
         wait_until("the strangers to go", || door.next().is_none() && door.on_their_way() == 0);
+    }
+}
+
+/// Connects from an address of the loopback device, and does not wait for it.
+fn connect_from(from: Ipv4Addr, to: SocketAddr) -> std::io::Result<TcpStream> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)?;
+    // Its port is free again as soon as it is closed.
+    rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::ZERO))?;
+    rustix::net::bind(&socket, &SocketAddr::from((from, 0)))?;
+    match rustix::net::connect(&socket, &to) {
+        Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(socket.into()),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// Dials from this address, and takes in what the door says when `late` has returned. `greets` counts those that have not sent
+/// their hello.
+fn dial_from_afar(
+    from: Ipv4Addr,
+    to: SocketAddr,
+    terms: &Terms,
+    greets: &AtomicUsize,
+    late: impl Fn(),
+) -> Result<Stream, DoorError> {
+    greets.fetch_add(1, Ordering::Relaxed);
+    let socket = connect_from(from, to).unwrap();
+    assert!(wait(&mut [PollFd::new(&socket, PollFlags::OUT)], soon()));
+    let mut dialer = Dialer::new(socket, terms, b"from afar")?;
+    let greeted = dialer.advance();
+    greets.fetch_sub(1, Ordering::Relaxed);
+    greeted?;
+    while !dialer.advance()? {
+        assert!(wait(&mut [PollFd::new(&dialer, dialer.awaits())], soon()));
+        late();
+    }
+    Ok(dialer.finish())
+}
+
+/// 20 ms are 400 of 20,000 connects a second. Where fewer come in this time, peers answer after as many.
+#[test]
+fn p7_p8_20_of_20_peers_that_are_400_connects_of_a_flood_and_20_ms_away_come_through() {
+    const PEERS: usize = 20;
+    let [one, other] = [66, 9].map(|n| Ipv4Addr::new(127, 0, 0, n));
+    for (tls, strangers, says) in
+        [(false, one, HELLO), (true, one, HELLO), (false, other, 0), (true, other, 0)]
+    {
+        let (door, terms, done) = (door(terms(tls)), terms(tls), AtomicBool::new(false));
+        let (to, counts) = (at(&door), door.counts().clone());
+        let crowded = || counts.read().of(&Refused::Crowded);
+        let late = || {
+            let until = crowded() + 400;
+            thread::sleep(Duration::from_millis(20));
+            wait_until("400 more strangers", || crowded() >= until);
+        };
+        let greets = AtomicUsize::new(0);
+        let dial = || dial_from_afar(other, to, &terms, &greets, late).is_ok();
+        let begin = Instant::now();
+        let through = thread::scope(|s| {
+            s.spawn(|| {
+                let hello = Handshake::new(&terms, true).unwrap().output();
+                let (mut kept, mut came) = (VecDeque::new(), 0);
+                while !done.load(Ordering::Relaxed) {
+                    // A peer's hello comes with its connection, also where its thread has to wait for a core. And strangers come as
+                    // fast as the door takes them in: where the kernel's queue is full, the kernel drops packets of peers too.
+                    if greets.load(Ordering::Relaxed) > 0 || came > crowded() + 100 {
+                        thread::yield_now();
+                        continue;
+                    }
+                    // An error: for a moment there is no port.
+                    let Ok(mut socket) = connect_from(strangers, to) else { continue };
+                    let _ = socket.write(&hello[..says]);
+                    came += 1;
+                    kept.push_back(socket);
+                    if kept.len() > 256 {
+                        kept.pop_front();
+                    }
+                }
+            });
+            let peers: Vec<_> = (0..PEERS).map(|_| s.spawn(dial)).collect();
+            while !peers.iter().all(|peer| peer.is_finished()) {
+                let _ = door.wait(Some(Instant::now() + Duration::from_millis(20)), None).unwrap();
+            }
+            done.store(true, Ordering::Relaxed);
+            peers.into_iter().filter_map(|peer| peer.join().ok()).filter(|through| *through).count()
+        });
+        let rate = crowded() as f64 / begin.elapsed().as_secs_f64();
+        println!(
+            "tls {tls}, strangers of {strangers} say {says} bytes: {rate:.0} make room each second, {through} of {PEERS} peers come through"
+        );
+        assert_eq!(through, PEERS, "tls {tls}, strangers of {strangers}");
+        wait_until("the last peer", || {
+            door.next();
+            door.counts().read().accepted == PEERS as u64
+        });
     }
 }
 
