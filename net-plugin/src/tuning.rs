@@ -52,8 +52,18 @@ const ROWS: [Row; 6] = [
 
 /// A number that differs between builds that choose differently.
 pub fn revision() -> u64 {
-    let text = format!("{ROWS:?} {AROUND:?} {TREE}");
+    let text = format!("{ROWS:?} {MEASURED:?} {AROUND:?} {TREE}");
     crate::handle::sum(text.as_bytes())
+}
+
+/// Communicators that the tuner was measured with, by ranks and nodes: GPUs that are nodes by themselves, and two nodes of two.
+///
+/// The table goes by the bytes of a step alone. With 1,024 ranks an allreduce of 16 MiB would take one channel by it.
+const MEASURED: [(usize, usize); 4] = [(2, 2), (3, 3), (4, 4), (4, 2)];
+
+/// Whether the tuner was measured with communicators of so many ranks on so many nodes. To all others the tuner says nothing.
+pub fn is_measured(ranks: usize, nodes: usize) -> bool {
+    MEASURED.contains(&(ranks, nodes))
 }
 
 /// What a collective of `bytes` over `ranks` ranks takes.
@@ -64,8 +74,8 @@ pub fn choose(bytes: usize, ranks: usize) -> Row {
 }
 
 /// Ranks for which LL goes around the ring. Two ranks leave NCCL nothing else to choose. With four ranks a step of the ring takes 6
-/// to 10 us and PAT, which has Simple alone, 60 us in all. Above eight ranks the ring has too many steps.
-const AROUND: std::ops::RangeInclusive<usize> = 3..=8;
+/// to 10 us and PAT, which has Simple alone, 60 us in all.
+const AROUND: std::ops::RangeInclusive<usize> = 3..=4;
 
 /// Allreduces with steps of at most so many bytes are faster on the tree than on the ring.
 const TREE: usize = 512;
@@ -111,9 +121,9 @@ mod tests {
     }
 
     #[test]
-    fn short_steps_of_three_to_eight_ranks_go_around_the_ring_with_ll() {
+    fn short_steps_of_three_or_four_ranks_go_around_the_ring_with_ll() {
         use Collective::{AllReduce, Gathered, Other};
-        for ranks in [3, 4, 8] {
+        for ranks in [3, 4] {
             assert!(ll_goes_around(Gathered, 8, ranks));
             assert!(ll_goes_around(Gathered, (16 << 10) * ranks, ranks));
             assert!(!ll_goes_around(Gathered, (17 << 10) * ranks, ranks), "LL128");
@@ -121,7 +131,7 @@ mod tests {
             assert!(ll_goes_around(AllReduce, (TREE + 1) * ranks, ranks));
             assert!(!ll_goes_around(Other, (16 << 10) * ranks, ranks));
         }
-        for ranks in [0, 1, 2, 9, 64] {
+        for ranks in [0, 1, 2, 5, 64] {
             assert!(!ll_goes_around(Gathered, 1 << 10, ranks), "{ranks} ranks");
         }
     }
@@ -134,6 +144,14 @@ mod tests {
             assert!(!ll_takes_the_tree(AllReduce, (TREE + 1) * ranks, ranks));
             assert!(!ll_takes_the_tree(Gathered, 8, ranks));
         }
+    }
+
+    #[test]
+    fn the_tuner_says_nothing_to_communicators_that_it_was_not_measured_with() {
+        for (ranks, nodes) in [(1, 1), (2, 1), (4, 1), (8, 8), (16, 2), (16, 16), (128, 16), (1024, 128)] {
+            assert!(!is_measured(ranks, nodes), "{ranks} ranks on {nodes} nodes");
+        }
+        assert!(is_measured(2, 2) && is_measured(4, 4) && is_measured(4, 2));
     }
 
     #[test]

@@ -92,7 +92,7 @@ impl Known {
         flags.iter().fold(self.ranks, |word, flag| word << 1 | usize::from(*flag))
     }
 
-    /// The context's meaning; `None` where the network is not ours.
+    /// The context's meaning; `None` where the tuner says nothing.
     fn of_word(word: usize) -> Option<Self> {
         let flag = |bit: usize| word >> bit & 1 == 1;
         (word != 0).then(|| Known {
@@ -120,17 +120,16 @@ fn lands_whole(ranks: usize, nodes: usize, v5: bool, gdr_level: Option<&OsStr>) 
 fn begin(ranks: usize, nodes: usize, v5: bool, logger: Logger, context: *mut *mut c_void) -> R {
     log::set_logger(logger);
     call("tuner init", || {
-        // Within one node NCCL uses other transports. A context that is not NULL means that the
-        // network is ours.
+        // A context that is not NULL means that the tuner speaks, which it does where it was measured alone.
         let properties = plugin::properties().ok();
         let over_tcp = properties.is_some_and(|p| p.is_in_order());
         let gpu = properties.is_some_and(|p| p.takes_gpu_memory());
-        let ours = nodes > 1 && (gpu || over_tcp);
+        let speaks = tuning::is_measured(ranks, nodes) && (gpu || over_tcp);
         let level = std::env::var_os("NCCL_NET_GDR_LEVEL");
         let ll128 = lands_whole(ranks, nodes, v5, level.as_deref());
         let ll_on_host = path::ll_lands_on_host();
         let known = Known { ranks, alone_on_nodes: nodes == ranks, ll128, ll_on_host, over_tcp, gpu };
-        let word = if ours { known.to_word() } else { 0 };
+        let word = if speaks { known.to_word() } else { 0 };
         // SAFETY: NCCL gives a place that can be written.
         unsafe { *context = std::ptr::without_provenance_mut(word) };
         Ok(())
