@@ -10,6 +10,8 @@
 use std::io::{self, Read as _};
 use std::time::Instant;
 
+use pushgate_driver_shim::limited;
+use pushgate_driver_shim::log::Foreign;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -191,12 +193,14 @@ impl Me<'_> {
                 Err(why) => return Err(self.gone(rank, &why)),
             }
         };
-        let no_reach = |e: serde_json::Error| mismatch(rank, format!("what it says of its queue pairs: {e}"));
+        let no_reach = |e: serde_json::Error| {
+            mismatch(rank, format!("what it says of its queue pairs: {}", Foreign::word(e)))
+        };
         serde_json::from_slice(&body).map_err(no_reach)
     }
 
     fn gone(&self, rank: u32, why: &str) -> Error {
-        tracing::warn!(rank = self.rank, "rank {rank} left before all were there: {why}");
+        limited!(warn, rank, rank = self.rank, "rank {rank} left before all were there: {why}");
         Error::PeerLost { rank }
     }
 }
