@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use pushgate_driver_shim::fork::Forked;
 use pushgate_driver_shim::kmod::KmodError;
+use pushgate_driver_shim::log::Foreign;
 use pushgate_driver_shim::{ShimError, abi};
 use pushgate_gpu_kernels::DeviceError;
 use pushgate_proxy::endpoint::EndpointError;
@@ -25,7 +26,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// A setting or argument that is not allowed.
-    #[error("invalid {name} `{}`{}: expected {allowed}", Quoted(.value), OfOrigin(.origin))]
+    #[error("invalid {name} `{}`{}: expected {allowed}", Foreign::sentence(.value), OfOrigin(.origin))]
     Config {
         /// The setting's name, as a flag or argument.
         name: String,
@@ -37,7 +38,7 @@ pub enum Error {
         allowed: String,
     },
     /// A name that no setting has.
-    #[error("unknown setting `{}`{}: {}", Quoted(.name), OfPlace(.origin), Meant(.near))]
+    #[error("unknown setting `{}`{}: {}", Foreign::sentence(.name), OfPlace(.origin), Meant(.near))]
     UnknownSetting {
         /// The name, as it was written.
         name: String,
@@ -301,18 +302,6 @@ impl Error {
             abi::PUSHGATE_LINK_DOWN => Error::Transport { rank, cause: link_cause(status.detail) },
             _ => Error::Aborted { rank },
         }
-    }
-}
-
-/// Prints a value on one line: control characters are escaped.
-struct Quoted<'a>(&'a str);
-
-impl fmt::Display for Quoted<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for c in self.0.chars() {
-            if c.is_control() { write!(f, "{}", c.escape_default())? } else { write!(f, "{c}")? }
-        }
-        Ok(())
     }
 }
 

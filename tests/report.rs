@@ -89,7 +89,7 @@ fn a_report_is_written_and_never_over_another_file() {
 
     std::os::unix::fs::symlink("/dev/null", folder.0.join("null")).unwrap();
     let (output, err) = run(pushgate(&folder, &["report", "--force", "--out", "null"]));
-    assert!(!output.status.success() && err.contains("null is there and no file"), "{err}");
+    assert!(!output.status.success() && err.contains("null is a link: name the file itself"), "{err}");
     assert!(folder.0.join("null").is_symlink());
 
     for (out, word) in [(".", "is a folder"), ("no/such/folder.html", "can't be written")] {

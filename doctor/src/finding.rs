@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use pushgate_driver_shim::log::Foreign;
 use serde::Serialize;
 
 /// How a check ended. Ordered: the worse, the greater.
@@ -47,7 +48,7 @@ pub struct Finding {
 
 impl Finding {
     fn new(subject: &str, status: Status, reading: String, remedy: Option<String>) -> Finding {
-        Finding { check: "", subject: subject.into(), status, reading: plain(&reading), remedy }
+        Finding { check: "", subject: plain(subject), status, reading: plain(&reading), remedy }
     }
 
     /// There is nothing to look at, for this reason.
@@ -71,12 +72,9 @@ impl Finding {
     }
 }
 
-/// Text from files and libraries ends up in readings: one line, without what would steer a
-/// terminal, and not without end.
+/// Text from files and libraries ends up in readings.
 fn plain(text: &str) -> String {
-    const LONGEST: usize = 600;
-    let clean: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(LONGEST).collect();
-    if text.chars().count() > LONGEST { clean + "..." } else { clean }
+    Foreign::sentence(text).to_string()
 }
 
 /// All that was found.
@@ -199,6 +197,6 @@ mod tests {
     #[test]
     fn what_is_read_can_not_steer_a_terminal_or_flood_it() {
         let finding = Finding::passed("", format!("\x1b[31mred\n{}", "x".repeat(5000)));
-        assert!(finding.reading.starts_with(" [31mred x") && finding.reading.len() < 700);
+        assert!(finding.reading.starts_with("\\u{1b}[31mred\\nx") && finding.reading.len() < 1100);
     }
 }

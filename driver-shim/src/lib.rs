@@ -12,6 +12,7 @@ pub mod fdpass;
 pub mod file;
 pub mod fork;
 pub mod kmod;
+pub mod log;
 pub mod memory;
 pub mod placed;
 pub mod process;

@@ -13,9 +13,9 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use pushgate_driver_shim::log::Foreign;
 use pushgate_driver_shim::versions::Versions;
 use pushgate_proxy::door::{Door, Secret, Terms};
-use pushgate_proxy::redial::envelope::plain;
 use pushgate_proxy::redial::{self, Answer, Party};
 use serde::{Deserialize, Serialize};
 
@@ -141,7 +141,7 @@ impl Party for Ends {
         let refused = |why: String| Some(Answer::Refused(why));
         VERSIONS.agree(Versions::told(version, None)).map_err(|e| refused(e.to_string()))?;
         let hello: Hello = serde_json::from_slice(body)
-            .map_err(|e| refused(format!("its greeting: {}", plain(&e.to_string()))))?;
+            .map_err(|e| refused(format!("its greeting: {}", Foreign::word(e))))?;
         match self.tokens.known().get(&hello.token) {
             Some(Known::Open(key)) => Ok((*key, hello.received)),
             Some(Known::Making) => Err(None),

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 
 use pushgate::settings::PluginSettings;
+use pushgate_driver_shim::log::Foreign;
 use serde::{Deserialize, Serialize};
 
 use crate::props::Properties;
@@ -44,11 +45,14 @@ impl Alike {
     /// Values of the two ends that differ, as a sentence; `None`: there are none. What the other end says may be anything.
     pub fn differs(&self, theirs: &Alike) -> Option<String> {
         let names = self.0.keys().chain(theirs.0.keys().filter(|name| !self.0.contains_key(*name)));
-        let of =
-            |end: &Alike, name: &String| end.0.get(name).map_or("not known".into(), |value| short(value));
+        let of = |end: &Alike, name: &String| {
+            end.0.get(name).map_or("not known".into(), |value| Foreign::word(value).to_string())
+        };
         let differing = names.filter(|name| self.0.get(*name) != theirs.0.get(*name)).take(self.0.len());
         let list: Vec<String> = differing
-            .map(|name| format!("{} is {} here and {} there", short(name), of(self, name), of(theirs, name)))
+            .map(|name| {
+                format!("{} is {} here and {} there", Foreign::word(name), of(self, name), of(theirs, name))
+            })
             .collect();
         (!list.is_empty()).then(|| {
             format!(
@@ -58,10 +62,6 @@ impl Alike {
             )
         })
     }
-}
-
-fn short(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).take(100).collect()
 }
 
 #[cfg(test)]
@@ -81,7 +81,7 @@ mod tests {
         for part in [
             "devices is 4 here and 1 there",
             "tuner is ours here and not known there",
-            "more is not known here and ab there",
+            "more is not known here and a\\nb there",
         ] {
             assert!(said.contains(part), "{said}");
         }

@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 
 use pushgate::settings::Transport;
 use pushgate_driver_shim::abi;
+use pushgate_driver_shim::limited;
+use pushgate_driver_shim::log::Foreign;
 use pushgate_driver_shim::versions::Versions;
 use pushgate_proxy::connect::{self, Connect, Event, Fds, Incarnation};
 use pushgate_proxy::door::Dialer;
@@ -88,9 +90,9 @@ fn lost(e: impl std::fmt::Display) -> Failure {
 /// Checks a frame that should be a greeting for the listener with this key. What it says is checked by [`same_told`].
 fn greeting(bytes: &[u8], key: &Key) -> Result<Greeting> {
     // The versions come first: the rest of a greeting of another version can't be read.
-    let Spoken { version, newest } = serde_json::from_slice(bytes).map_err(lost)?;
+    let Spoken { version, newest } = serde_json::from_slice(bytes).map_err(|e| lost(Foreign::word(e)))?;
     VERSIONS.agree(Versions::told(version, newest)).map_err(|e| lost(format!("the other end: {e}")))?;
-    let g: Greeting = serde_json::from_slice(bytes).map_err(lost)?;
+    let g: Greeting = serde_json::from_slice(bytes).map_err(|e| lost(Foreign::word(e)))?;
     if g.nonce != key.nonce() {
         return Err(lost("the greeting is for another listener"));
     }
@@ -186,7 +188,7 @@ impl Listener {
                     }
                     Err(e) => {
                         answer();
-                        tracing::warn!("refused a connection at the listening socket: {e}");
+                        limited!(warn, 0u32, "refused a connection at the listening socket: {e}");
                         continue;
                     }
                 };
@@ -221,7 +223,7 @@ impl Listener {
     /// Logs a connection that failed. The connector notices by the end of its socket, and NCCL by
     /// the connector.
     fn gave_up(&self, e: &Failure) {
-        tracing::warn!("a connection failed while it was set up; waiting for the next one: {e}");
+        limited!(warn, 0u32, "a connection failed while it was set up; waiting for the next one: {e}");
     }
 
     fn let_in(&self, strangers: &mut Vec<(Channel, Instant)>) -> Result<()> {
@@ -240,9 +242,13 @@ impl Listener {
                 Ok(Some(frame)) => state.ready.push((channel, frame)),
                 Ok(None) if since.elapsed() < GREETING => state.strangers.push((channel, since)),
                 Ok(None) => {
-                    tracing::warn!("a connection at the listening socket did not greet within {GREETING:?}")
+                    limited!(
+                        warn,
+                        0u32,
+                        "a connection at the listening socket did not greet within {GREETING:?}"
+                    )
                 }
-                Err(e) => tracing::warn!("refused a connection at the listening socket: {e}"),
+                Err(e) => limited!(warn, 0u32, "refused a connection at the listening socket: {e}"),
             }
         }
     }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use pushgate_driver_shim::log::Foreign;
+
 /// The bytes of a host's name that a handle has room for.
 pub const NAME: usize = 32;
 
@@ -38,7 +40,7 @@ impl Identity {
     /// The host's name. It may come from a peer, so what is no plain text in it is escaped.
     pub fn host(&self) -> String {
         let end = self.name.iter().position(|b| *b == 0).unwrap_or(NAME);
-        String::from_utf8_lossy(&self.name[..end]).escape_debug().to_string()
+        Foreign::word(String::from_utf8_lossy(&self.name[..end])).to_string()
     }
 }
 

@@ -9,6 +9,7 @@ use std::sync::Once;
 
 use pushgate::Settings;
 use pushgate::settings::QpKind;
+use pushgate_driver_shim::limited;
 use pushgate_driver_shim::users::is_ours_or_root;
 use pushgate_proxy::door::{Door, Limits, Purpose, Terms};
 use pushgate_proxy::link::verbs::Device;
@@ -91,7 +92,7 @@ fn next(mut accept: impl FnMut() -> std::io::Result<Stream>) -> Result<Option<St
     loop {
         match accept() {
             Ok(stream) if is_ours(&stream) => return Ok(Some(stream)),
-            Ok(_) => tracing::warn!("refused a process of another user at the listening socket"),
+            Ok(_) => limited!(warn, 0u32, "refused a process of another user at the listening socket"),
             Err(e) => match e.kind() {
                 ErrorKind::WouldBlock => return Ok(None),
                 // The connector had gone before we accepted it.

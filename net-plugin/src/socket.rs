@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use pushgate_driver_shim::closing::PeerStream;
 use pushgate_driver_shim::closing::drop_elsewhere;
+use pushgate_driver_shim::limited;
 use pushgate_proxy::door;
 use pushgate_proxy::redial::Kept;
 use pushgate_proxy::redial::envelope::tune;
@@ -328,7 +329,7 @@ impl Out {
     fn flush_past_refused(&mut self) -> io::Result<bool> {
         loop {
             match self.flush() {
-                Err(e) if is_refused(&e) => tracing::warn!("a frame to the other end is lost: {e}"),
+                Err(e) if is_refused(&e) => limited!(warn, 0u32, "a frame to the other end is lost: {e}"),
                 flushed => return flushed,
             }
         }

@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::closing::drop_elsewhere;
 use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::limited;
 use pushgate_driver_shim::process::Process;
 use pushgate_proxy::connect::{Fds, Frame};
 use pushgate_proxy::door;
@@ -451,7 +452,12 @@ impl Entry {
     fn ends(self, epoll: &OwnedFd, why: &io::Error) {
         let status = match why.kind() {
             ErrorKind::InvalidData => {
-                tracing::warn!("queue pair {}: the other end broke the protocol: {why}", self.qp.0);
+                limited!(
+                    warn,
+                    self.qp.0,
+                    "queue pair {}: the other end broke the protocol: {why}",
+                    self.qp.0
+                );
                 Status { rank: Some(self.peer.rank), ..Status::new(abi::PUSHGATE_REFUSED) }
             }
             _ => {
@@ -480,7 +486,9 @@ impl Entry {
     fn breaks(&mut self, epoll: &OwnedFd, meeting: &Meeting, why: &str) {
         let Some(renewed) = &mut self.renewed else { return };
         let recover = meeting.again.recover();
-        tracing::info!(
+        limited!(
+            info,
+            self.qp.0,
             "queue pair {}: its socket broke: {why}; another one is sought for {recover:?}",
             self.qp.0
         );
@@ -503,7 +511,12 @@ impl Entry {
         if let Hears::Frames(channel, _) = &mut self.hears {
             *channel = Channel::of(self.line.clone());
         }
-        tracing::info!("queue pair {}: another socket took the place of the one that broke", self.qp.0);
+        limited!(
+            info,
+            self.qp.0,
+            "queue pair {}: another socket took the place of the one that broke",
+            self.qp.0
+        );
         Ok(epoll::add(epoll, self.stream.as_fd(), epoll::EventData::new_u64(id), self.events())?)
     }
 
@@ -537,7 +550,7 @@ impl Entry {
                     return self.process_lives().map(|()| false);
                 }
                 Err(e) if e.kind() == ErrorKind::QuotaExceeded => {
-                    tracing::warn!("a frame of the other end is lost: {e}");
+                    limited!(warn, self.qp.0, "a frame of the other end is lost: {e}");
                     continue;
                 }
                 Err(e) => return Err(e),

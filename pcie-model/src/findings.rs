@@ -7,7 +7,7 @@
 
 use std::collections::HashSet;
 use std::fs;
-use std::io::{Read as _, Write as _};
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::curve::Curve;
 use crate::parameters::Parameters;
 use crate::transfers::{fit_interval, flag_round_trip};
+use crate::whole;
 
 /// Version of the format. Other versions are refused, because a new probe takes only seconds.
 pub const FORMAT: u32 = 1;
@@ -400,8 +401,7 @@ impl Findings {
         Ok(found)
     }
 
-    /// Writes the file, whole or not at all, and makes its folder. Refuses to write findings that
-    /// could not be read back.
+    /// Writes the file ([`whole::write`]), and makes its folder. Refuses to write findings that could not be read back.
     pub fn save(&self, path: &Path) -> Result<(), FindingsError> {
         self.check().map_err(|reason| FindingsError::Wrong { path: path.to_owned(), reason })?;
         let io = |source| FindingsError::Io { path: path.to_owned(), source };
@@ -410,27 +410,7 @@ impl Findings {
         if let Some(folder) = path.parent().filter(|f| !f.as_os_str().is_empty()) {
             fs::create_dir_all(folder).map_err(io)?;
         }
-        // If the name is a link, its target is replaced and not the link. Only a regular file is
-        // replaced: renaming over /dev/null would remove it for the whole host.
-        let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-        if fs::metadata(&target).is_ok_and(|m| !m.is_file()) {
-            return Err(io(std::io::Error::other("is there and no file: name another, with --out")));
-        }
-        let mut beside = target.as_os_str().to_owned();
-        beside.push(format!(".{}", std::process::id()));
-        let beside = PathBuf::from(beside);
-        // Left by a killed process with this number. It is removed and created again, because
-        // another user who can write to this folder could have put a link there.
-        let _ = fs::remove_file(&beside);
-        let mut file = fs::File::create_new(&beside).map_err(io)?;
-        let written = file
-            .write_all(text.as_bytes())
-            .and_then(|()| file.sync_all())
-            .and_then(|()| fs::rename(&beside, &target));
-        if written.is_err() {
-            let _ = fs::remove_file(&beside);
-        }
-        written.map_err(io)
+        whole::write(path, &text).map_err(io)
     }
 
     fn check(&self) -> Result<(), String> {
@@ -596,15 +576,6 @@ pub(crate) mod tests {
         assert!(wrong.save(&path).unwrap_err().to_string().contains("flag = NaN"));
         assert_eq!(Findings::load(&path).unwrap(), findings);
         assert!(matches!(Findings::load(&folder.0.join("none")), Err(FindingsError::Io { .. })));
-        // Through a link: the link stays, and a target that is no file stays too.
-        let link = folder.0.join("link");
-        std::os::unix::fs::symlink(&path, &link).unwrap();
-        findings.save(&link).unwrap();
-        assert!(link.is_symlink() && !path.is_symlink());
-        fs::remove_file(&link).unwrap();
-        std::os::unix::fs::symlink("/dev/null", &link).unwrap();
-        assert!(findings.save(&link).unwrap_err().to_string().contains("no file"));
-        assert!(link.is_symlink());
     }
 
     #[test]

@@ -21,6 +21,7 @@ pub mod plot;
 pub mod route;
 pub mod simulator;
 pub mod transfers;
+pub mod whole;
 
 pub use cost::{Crossing, Estimate, Limit, Rate, Way, crossings, estimate};
 pub use error::{ParameterError, Result};

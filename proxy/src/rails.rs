@@ -28,6 +28,7 @@ use pushgate_core::rails::placing::Placing;
 use pushgate_core::rails::sending::Sending;
 use pushgate_core::recovery::{Control, Order, Patience, Recovery};
 use pushgate_driver_shim::abi;
+use pushgate_driver_shim::limited;
 use pushgate_driver_shim::record::{Opcode, Record, RecordWords};
 
 use self::away::Away;
@@ -276,7 +277,7 @@ impl Rails {
                 StripeArrival::Empty => return,
                 StripeArrival::Stripe(stripe) => {
                     if let Err(e) = self.arriving.arrive(rail, &stripe, &words) {
-                        tracing::warn!(rail, "{e}");
+                        limited!(warn, rail as u64, rail, "{e}");
                         self.torn = true;
                         return;
                     }

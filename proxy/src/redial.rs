@@ -19,11 +19,13 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::limited;
+use pushgate_driver_shim::log::Foreign;
 use rustix::event::{PollFd, PollFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::door::{Arrival, Door, DoorError, Limits, PASSAGE, Refused, Stream, Terms, dial as dial_door};
-use envelope::{HEADER, Incoming, envelope, opened, plain, send_all, tune, wait};
+use envelope::{HEADER, Incoming, envelope, opened, send_all, tune, wait};
 pub use kept::Kept;
 
 /// Time for one attempt to connect and to prove the secret, and for the answer then.
@@ -209,7 +211,7 @@ impl<P: Party> Again<P> {
             match hear(&*self.party, arrival) {
                 Ok(Some(found)) => finder.tell(found),
                 Ok(None) => {}
-                Err(why) => tracing::warn!(%from, "refused one who dials again: {why}"),
+                Err(why) => limited!(warn, 0u32, %from, "refused one who dials again: {why}"),
             }
         }
     }
@@ -302,7 +304,9 @@ fn dial<P: Party>(party: &P, key: P::Key, received: u64) -> Option<Found<P::Key>
             Some(Found::Met { key, stream, received })
         }
         Some(Ok(Answer::Closed { received })) => gone("it was closed".into(), Some(received)),
-        Some(Ok(Answer::Refused(why))) => gone(format!("it refused this end: {}", plain(&why)), None),
+        Some(Ok(Answer::Refused(why))) => {
+            gone(format!("it refused this end: {}", Foreign::sentence(why)), None)
+        }
         Some(_) => gone("its answer is no answer to one who dials again".into(), None),
         None => {
             if !party.dials(key) {

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use pushgate_driver_shim::bell::{self, Bell, Ringer};
 use pushgate_driver_shim::closing::PeerStream;
 use pushgate_driver_shim::fork::Owner;
+use pushgate_driver_shim::log::Foreign;
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_driver_shim::process::Process;
 use pushgate_driver_shim::users;
@@ -93,6 +94,10 @@ enum State {
 
 fn remote(why: impl Into<String>) -> EngineError {
     EngineError::Remote(why.into())
+}
+
+fn unexpected(answer: &Answer) -> EngineError {
+    remote(format!("an answer to something else: {}", Foreign::word(format_args!("{answer:?}"))))
 }
 
 impl RemoteEngine {
@@ -386,7 +391,7 @@ impl RemoteEngine {
     }
 
     fn unexpected(&self, answer: &Answer) -> EngineError {
-        self.lose(format!("an answer to something else: {answer:?}"))
+        self.lose(unexpected(answer).to_string())
     }
 
     fn lose(&self, why: String) -> EngineError {
@@ -567,7 +572,7 @@ pub fn usage(path: &Path, trusts: Option<u32>) -> Result<Usage, EngineError> {
     let stream = dial(path, Instant::now() + TIMEOUT, trusts)?;
     match asks(&stream, &Request::Usage, &[]) {
         Ok((Answer::Usage(usage), _)) => Ok(usage),
-        Ok((other, _)) => Err(remote(format!("an answer to something else: {other:?}"))),
+        Ok((other, _)) => Err(unexpected(&other)),
         Err(EngineError::Remote(why)) if why.contains("not a message") => {
             Err(remote("the proxy is of an earlier release, which does not say what users hold: restart it"))
         }
@@ -613,14 +618,14 @@ fn greet(stream: &UnixStream, bell: &Bell, name: &str) -> Result<Option<Sessions
             let (theirs, ours) = (Versions::told(version, None), wire::VERSIONS);
             return Err(remote(TooFarApart { theirs, ours }.to_string()));
         }
-        (other, _) => return Err(remote(format!("an answer to something else: {other:?}"))),
+        (other, _) => return Err(unexpected(&other)),
     };
     if version < wire::SESSIONS {
         return Ok(None);
     }
     let (answer, fds) = asks(stream, &Request::Channel, &[])?;
     let (Answer::Channel, Ok([frames, process])) = (&answer, <[OwnedFd; 2]>::try_from(fds)) else {
-        return Err(remote(format!("an answer to something else: {answer:?}")));
+        return Err(unexpected(&answer));
     };
     let wrong = |e: io::Error| remote(format!("its way of frames: {e}"));
     let frames = Arc::new(FrameSocket::from_fd(frames).map_err(wrong)?);

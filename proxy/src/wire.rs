@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::closing::{PeerStream, drop_elsewhere_within};
 use pushgate_driver_shim::fdpass;
+use pushgate_driver_shim::log::Foreign;
 use pushgate_driver_shim::versions::Versions;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
@@ -265,7 +266,8 @@ impl From<Refusal> for EngineError {
             Refusal::Gone => EngineError::Gone,
             Refusal::NoQp(qp) => EngineError::NoQp(qp),
             Refusal::TooManyRegions => EngineError::TooManyRegions,
-            Refusal::Why(why) => EngineError::Remote(why),
+            // The proxy is another process, and may quote this one.
+            Refusal::Why(why) => EngineError::Remote(Foreign::sentence(why).to_string()),
         }
     }
 }
@@ -298,8 +300,9 @@ pub fn recv_from_peer<T: DeserializeOwned>(stream: &PeerStream) -> io::Result<(T
 }
 
 fn message<T: DeserializeOwned>(bytes: &[u8]) -> io::Result<T> {
-    serde_json::from_slice(bytes)
-        .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, format!("not a message: {e}")))
+    serde_json::from_slice(bytes).map_err(|e| {
+        io::Error::new(io::ErrorKind::InvalidData, format!("not a message: {}", Foreign::word(e)))
+    })
 }
 
 /// The name behind a leading `@`, of a socket that is no file.

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::closing::drop_elsewhere;
 use pushgate_driver_shim::fdpass::{Frame, Incoming};
+use pushgate_driver_shim::limited;
 use pushgate_proxy::redial::Attempts;
 use pushgate_proxy::{connect, door};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -302,7 +303,7 @@ impl<'a> Heard<'a> {
             }
             Ok(None) => Ok(None),
             Err(e) if e.kind() == ErrorKind::QuotaExceeded => {
-                tracing::warn!(rank = self.rank, "a frame of a rank is lost: {e}");
+                limited!(warn, self.rank, rank = self.rank, "a frame of a rank is lost: {e}");
                 Ok(None)
             }
             Err(e) if e.kind() == ErrorKind::InvalidData => Err(Trouble::Wrong(e.to_string())),
@@ -335,7 +336,9 @@ impl<'a> Heard<'a> {
 
     /// The connection broke: this rank takes nothing more from it, and seeks the peer.
     fn breaks(&mut self, why: String, again: &Again, finder: &Finder) {
-        tracing::warn!(
+        limited!(
+            warn,
+            self.rank,
             rank = self.rank,
             "the connection to a rank broke: {why}; another one is sought for {:?}",
             again.recover()
@@ -352,7 +355,9 @@ impl<'a> Heard<'a> {
         if let Err(why) = self.peer.out().goes_on(stream.clone(), received) {
             return Some(self.lost(&why));
         }
-        tracing::info!(
+        limited!(
+            info,
+            self.rank,
             rank = self.rank,
             "another connection to the rank took the place of the one that broke"
         );
@@ -363,7 +368,7 @@ impl<'a> Heard<'a> {
     }
 
     fn lost(&self, why: &str) -> Leaving {
-        tracing::warn!(rank = self.rank, "a rank is lost: {why}");
+        limited!(warn, self.rank, rank = self.rank, "a rank is lost: {why}");
         Leaving::Lost
     }
 

@@ -18,9 +18,11 @@ use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
+use pushgate_driver_shim::limited;
+use pushgate_driver_shim::log::Foreign;
 use pushgate_driver_shim::versions::ABI;
 use pushgate_proxy::door::{Arrival, Dialer, Door, DoorError, Limits, Refused, Stream, Terms, VARIABLE};
-use pushgate_proxy::redial::envelope::{HEADER, Incoming, envelope, opened, plain, send_all, tune, wait};
+use pushgate_proxy::redial::envelope::{HEADER, Incoming, envelope, opened, send_all, tune, wait};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
@@ -264,9 +266,10 @@ impl<'a> Me<'a> {
             }
         };
         match serde_json::from_slice(&body) {
-            Ok(Answer::Refused(why)) => {
-                Err(mismatch(to, format!("refused rank {} at {place}: {}", self.rank, plain(&why))))
-            }
+            Ok(Answer::Refused(why)) => Err(mismatch(
+                to,
+                format!("refused rank {} at {place}: {}", self.rank, Foreign::sentence(why)),
+            )),
             Ok(answer) if VERSIONS.contains(version) => Ok((stream, answer)),
             _ => Err(mismatch(
                 to,
@@ -319,7 +322,7 @@ impl<'a> Me<'a> {
             // A rank that waits for its answer sends nothing, so a readable socket means that the
             // rank has gone; it may come back.
             for (i, _) in settled.into_iter().zip(&ready[1..]).filter(|(_, ready)| **ready) {
-                tracing::warn!(rank = self.rank, "rank {i} left before all were there");
+                limited!(warn, i as u64, rank = self.rank, "rank {i} left before all were there");
                 places[i] = None;
             }
             // In the order of arrival, because the first of two equal ranks is taken.
@@ -335,7 +338,7 @@ impl<'a> Me<'a> {
                         places[rank] = Some((hello, stream));
                     }
                     Err(why) => {
-                        tracing::warn!(rank = self.rank, %from, "refused: {why}");
+                        limited!(warn, 0u32, rank = self.rank, %from, "refused: {why}");
                         self.refuse(&stream, &why);
                         last_refused = format!(" (the last that was refused, {from}: {why})");
                     }

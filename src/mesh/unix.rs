@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::closing::PeerStream;
 use pushgate_driver_shim::fdpass::{Frame, Incoming, send_message};
+use pushgate_driver_shim::limited;
+use pushgate_driver_shim::log::Foreign;
 use pushgate_driver_shim::process::Process;
 use pushgate_driver_shim::users::{is_ours, is_ours_or_root, remark};
 use pushgate_proxy::redial::envelope::wait;
@@ -216,7 +218,7 @@ impl Me<'_> {
         match answer.split_first() {
             Some((&WELCOME, [])) => Ok(Ok(link(stream, fds).map_err(mismatch)?)),
             Some((&REFUSED, why)) => {
-                let why: String = String::from_utf8_lossy(why).chars().filter(|c| !c.is_control()).collect();
+                let why = Foreign::sentence(String::from_utf8_lossy(why));
                 Err(mismatch(format!("refused rank {}: {why}", self.rank)))
             }
             _ => Err(mismatch("its answer is none: run one release of pushgate for all ranks".into())),
@@ -267,7 +269,7 @@ impl Me<'_> {
             // A rank that waits for its answer sends nothing, so a readable socket means that the
             // rank has gone; it may come back.
             for (rank, _) in here.iter().zip(to_settled).filter(|(_, ready)| **ready) {
-                tracing::warn!(rank = self.rank, "rank {rank} left before all were there");
+                limited!(warn, *rank as u64, rank = self.rank, "rank {rank} left before all were there");
                 links[*rank] = None;
             }
             let mut i = 0;
@@ -289,7 +291,12 @@ impl Me<'_> {
                         links[from as usize] = Some(Link { process, ..g.stream.into() });
                     }
                     Err(why) => {
-                        tracing::warn!(rank = self.rank, "refused a connection at the rendezvous: {why}");
+                        limited!(
+                            warn,
+                            0u32,
+                            rank = self.rank,
+                            "refused a connection at the rendezvous: {why}"
+                        );
                         last_refused = format!(" (the last that was refused: {why})");
                         self.refuse(&Stream::Unix(g.stream), &why);
                     }
@@ -302,7 +309,12 @@ impl Me<'_> {
                         // Any process can connect to the name; processes of other users are refused
                         // before they are read.
                         if let Err(e) = check_owner(&stream, self.rank) {
-                            tracing::warn!(rank = self.rank, "refused a connection at the rendezvous: {e}");
+                            limited!(
+                                warn,
+                                0u32,
+                                rank = self.rank,
+                                "refused a connection at the rendezvous: {e}"
+                            );
                             continue;
                         }
                         // The oldest connection is the least likely to be a rank of ours.
@@ -314,7 +326,7 @@ impl Me<'_> {
                     }
                     Err(e) if e.kind() == ErrorKind::WouldBlock => {}
                     Err(e) => {
-                        tracing::warn!(rank = self.rank, "accepting a rank: {e}");
+                        limited!(warn, 0u32, rank = self.rank, "accepting a rank: {e}");
                         // Perhaps no descriptor is left; some will be free again soon.
                         std::thread::sleep(PAUSE);
                     }
@@ -375,7 +387,9 @@ fn link(stream: PeerStream, fds: Vec<OwnedFd>) -> std::result::Result<Link, Stri
 fn process(mut fds: Vec<OwnedFd>) -> std::result::Result<Option<Process>, String> {
     match fds.pop().map(Process::from_fd).transpose() {
         Err(e) if e.kind() != ErrorKind::InvalidInput => {
-            tracing::warn!(
+            limited!(
+                warn,
+                0u32,
                 "a pidfd that can't be checked ({e}): while a forked child lives, its rank's death is not seen"
             );
             Ok(None)

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use pushgate_driver_shim::abi;
+use pushgate_driver_shim::limited;
 use pushgate_driver_shim::placed::{Placed, State as RingState};
 use pushgate_driver_shim::window::{Piece, Window};
 use pushgate_gpu_kernels::{Access, DeviceBuffer, Registration};
@@ -216,7 +217,13 @@ impl QueuePair {
         match buffer.export() {
             Ok(dma_buf) => dma_buf.map(|d| Exported::DmaBuf(Arc::new(d.fd), d.offset)),
             Err(e) => {
-                tracing::warn!(rank = self.rank, peer = self.peer, "{e}: payload for it will be copied");
+                limited!(
+                    warn,
+                    self.peer,
+                    rank = self.rank,
+                    peer = self.peer,
+                    "{e}: payload for it will be copied"
+                );
                 None
             }
         }
@@ -282,7 +289,9 @@ impl Drop for QueuePair {
         // An error means that the engine is gone and has dropped the queue pair already. In a child
         // of `fork` the engine refuses, and the fields' drops do nothing.
         if let Err(EngineError::Unsettled(_)) = self.context.inner.proxy.remove_qp(self.id) {
-            tracing::error!(
+            limited!(
+                error,
+                self.peer,
                 rank = self.rank,
                 peer = self.peer,
                 "the device still copies for a queue pair that is dropped; its memory stays to the process's end"

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use pushgate_driver_shim::limited;
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::connect::{
@@ -149,7 +150,7 @@ pub(super) fn drive_link(
     if own.placed.is_some() {
         // A device that shares only the window rings by the interrupt, and sees nothing else.
         let interrupt = own.window.interrupt().unwrap_or_else(|e| {
-            tracing::warn!(rank = own.geometry.rank, peer, "no interrupt, so the proxy polls: {e}");
+            limited!(warn, peer, rank = own.geometry.rank, peer, "no interrupt, so the proxy polls: {e}");
             None
         });
         rings = match own.window.io_memory() {

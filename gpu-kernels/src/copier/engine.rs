@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::bell::Bell;
 use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::limited;
 use pushgate_driver_shim::memory::SharedMemory;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -276,7 +277,7 @@ impl Client {
     /// Copies no more for a client that broke the rules: the client is told why, and its socket ends, so that its thread sees to the
     /// rest.
     fn end(&mut self, why: &str) {
-        tracing::warn!("a client's command is refused, so its copies end: {why}");
+        limited!(warn, 0u32, "a client's command is refused, so its copies end: {why}");
         Layout(&self.memory).stop(why);
         self.ended = true;
         let _ = self.stream.shutdown(std::net::Shutdown::Both);

@@ -14,6 +14,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use pushgate_driver_shim::log::Foreign;
 use pushgate_driver_shim::memory::SharedMemory;
 
 /// Rings of a client: one for each direction, each with a stream of its own.
@@ -143,7 +144,7 @@ impl<'a> Layout<'a> {
             .flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes())
             .take_while(|b| *b != 0)
             .collect();
-        (State::Stopped, String::from_utf8_lossy(&bytes).into_owned())
+        (State::Stopped, Foreign::sentence(String::from_utf8_lossy(&bytes)).to_string())
     }
 }
 

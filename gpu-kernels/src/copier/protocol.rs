@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::layout::shortened;
 use pushgate_driver_shim::fdpass::{recv_message, send_message};
+use pushgate_driver_shim::log::Foreign;
 
 /// The form of everything that two processes share here. It is part of a copier's name, so builds that differ in it have copiers of
 /// their own.
@@ -150,7 +151,7 @@ pub(super) fn answered(stream: &UnixStream) -> io::Result<Answer> {
     };
     Ok(match status {
         0 => Ok((value, fds)),
-        _ => Err(String::from_utf8_lossy(&bytes[16..]).into_owned()),
+        _ => Err(Foreign::sentence(String::from_utf8_lossy(&bytes[16..])).to_string()),
     })
 }
 

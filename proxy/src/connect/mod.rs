@@ -19,6 +19,7 @@ mod verbs;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use pushgate_driver_shim::log::Foreign;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -150,7 +151,8 @@ impl Opening {
     ) -> Result<(Prepared, N, Vec<OwnedFd>), ConnectError> {
         let Told { offer: theirs, note } = serde_json::from_slice(&offer.bytes).map_err(|e| {
             ConnectError::Peer(format!(
-                "its offer of a queue pair: {e}; run one release of pushgate at both ends"
+                "its offer of a queue pair: {}; run one release of pushgate at both ends",
+                Foreign::word(e)
             ))
         })?;
         let mut fds = offer.along.into_owned().map_err(ConnectError::Descriptors)?;
@@ -216,7 +218,9 @@ impl Prepared {
 
     /// Takes the peer's places: this end may send now.
     pub fn meet(self, places: &[u8]) -> Result<Met, ConnectError> {
-        let malformed = |e: serde_json::Error| ConnectError::Peer(format!("its places of a queue pair: {e}"));
+        let malformed = |e: serde_json::Error| {
+            ConnectError::Peer(format!("its places of a queue pair: {}", Foreign::word(e)))
+        };
         Ok(match self {
             Prepared::Local(prepared) => Met::Local(Box::new(prepared.meet())),
             Prepared::Verbs(prepared) => {

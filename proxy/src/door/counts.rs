@@ -5,19 +5,21 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use pushgate_driver_shim::log::Limiter;
+
 use super::Refused;
 
-/// The pause between two lines of the log for one reason.
+/// The pause between two lines of the log for one reason. It is long because anybody reaches a door.
 const QUIET: Duration = Duration::from_secs(5);
 const REASONS: usize = 14;
 
 /// Counters of a door. Any thread may read them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Counts {
     accepted: AtomicU64,
     refused: [AtomicU64; REASONS],
-    /// When a line of the log named each reason, and how many connections were refused since.
-    told: Mutex<[Option<(Instant, u64)>; REASONS]>,
+    /// Of lines about each reason.
+    lines: Mutex<Limiter<usize>>,
     last: Mutex<Option<(SocketAddr, Refused)>>,
 }
 
@@ -67,6 +69,13 @@ const NAMES: [&str; REASONS] = [
     "io",
 ];
 
+impl Default for Counts {
+    fn default() -> Self {
+        let lines = Mutex::new(Limiter::new(1, QUIET));
+        Counts { accepted: AtomicU64::new(0), refused: Default::default(), lines, last: Mutex::default() }
+    }
+}
+
 impl Counts {
     // Relaxed throughout: each number stands alone.
     pub(super) fn accepted(&self) {
@@ -77,20 +86,9 @@ impl Counts {
     pub(super) fn refused(&self, from: SocketAddr, why: Refused) {
         let i = index(&why);
         self.refused[i].fetch_add(1, Ordering::Relaxed);
-        let mut told = self.told.lock().unwrap_or_else(|e| e.into_inner());
-        let now = Instant::now();
-        match &mut told[i] {
-            Some((at, more)) if now < *at + QUIET => *more += 1,
-            place => {
-                let more = place.replace((now, 0)).map_or(0, |(_, more)| more);
-                drop(told);
-                match more {
-                    0 => tracing::warn!(%from, "refused a connection: {why}"),
-                    _ => {
-                        tracing::warn!(%from, more, "refused a connection, and more of its kind before: {why}")
-                    }
-                }
-            }
+        let said = self.lines.lock().unwrap_or_else(|e| e.into_inner()).lets(i, Instant::now());
+        if let Some(left_out) = said {
+            tracing::warn!(%from, left_out = (left_out > 0).then_some(left_out), "refused a connection: {why}");
         }
         *self.last.lock().unwrap_or_else(|e| e.into_inner()) = Some((from, why));
     }

@@ -3,6 +3,7 @@
 use std::io::{ErrorKind, IoSlice, IoSliceMut};
 use std::net::TcpStream;
 
+use pushgate_driver_shim::log::Foreign;
 use rustix::event::PollFlags;
 
 use super::crowd::Heard;
@@ -176,7 +177,7 @@ impl Passage {
     /// Why the connection failed.
     fn failed(&self, e: std::io::Error) -> Refused {
         match e.kind() {
-            ErrorKind::InvalidData => Refused::Encryption(e.to_string()),
+            ErrorKind::InvalidData => Refused::Encryption(Foreign::word(e).to_string()),
             ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => self.closed(),
             kind => Refused::Io(kind),
         }

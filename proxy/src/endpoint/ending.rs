@@ -2,6 +2,7 @@
 //! can touch memory any more.
 
 use pushgate_driver_shim::abi;
+use pushgate_driver_shim::limited;
 use pushgate_driver_shim::record::Record;
 
 use super::{COPIES, Endpoint, Stands};
@@ -144,7 +145,7 @@ impl Endpoint {
     pub(super) fn blame(&mut self, culprit: u32, why: &dyn std::fmt::Display) {
         self.counters.refused += 1;
         let (rank, peer) = (self.rank(), self.peer());
-        tracing::warn!(rank, peer, "rank {culprit} broke the protocol: {why}");
+        limited!(warn, peer, rank, peer, "rank {culprit} broke the protocol: {why}");
         self.fail(Status { rank: Some(culprit), ..Status::new(abi::PUSHGATE_REFUSED) });
     }
 }

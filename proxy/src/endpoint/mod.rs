@@ -16,6 +16,7 @@ use std::sync::atomic::AtomicU64;
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::bell::Bell;
+use pushgate_driver_shim::limited;
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_driver_shim::window::Interrupt;
 
@@ -371,7 +372,13 @@ impl Endpoint {
         if self.outbound.staging_mut().stuck(hole, now, self.options.stuck_ns) {
             self.counters.stuck += 1;
             let detail = self.outbound.staging().head() as u32;
-            tracing::warn!(rank = self.rank(), slot = detail, "a WQE slot was reserved and never published");
+            limited!(
+                warn,
+                self.peer(),
+                rank = self.rank(),
+                slot = detail,
+                "a WQE slot was reserved and never published"
+            );
             self.fail(Status { detail, ..Status::new(abi::PUSHGATE_STUCK) });
         }
         let limit = self.options.stuck_ns;

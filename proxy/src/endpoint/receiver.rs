@@ -4,6 +4,7 @@
 use std::sync::atomic::{Ordering, fence};
 
 use pushgate_driver_shim::abi;
+use pushgate_driver_shim::limited;
 use pushgate_driver_shim::record::{self, Record, RecordWords};
 
 use super::{BATCH, Endpoint, Here, Moving};
@@ -135,7 +136,7 @@ impl Endpoint {
     #[cold]
     fn overrun(&mut self, why: &dyn std::fmt::Display) {
         self.counters.dropped += 1;
-        tracing::error!(rank = self.rank(), peer = self.peer(), "overrun: {why}");
+        limited!(error, self.peer(), rank = self.rank(), peer = self.peer(), "overrun: {why}");
         let detail = self.inbound.accepted() as u32;
         self.fail(Status { rank: Some(self.options.peer), detail, ..Status::new(abi::PUSHGATE_OVERRUN) });
     }
@@ -312,7 +313,7 @@ impl Endpoint {
                 _ => return self.violated(e),
             }
         }
-        tracing::error!(rank = self.rank(), "{e}");
+        limited!(error, self.peer(), rank = self.rank(), "{e}");
         self.fail(Status { rank: Some(self.rank()), ..Status::new(abi::PUSHGATE_ABORTED) });
     }
 

@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pushgate_core::recovery::{Patience, Phase};
 use pushgate_driver_shim::abi;
+use pushgate_driver_shim::limited;
 
 use super::{Endpoint, Stands};
 use crate::connect::{Connect, Event};
@@ -232,7 +233,7 @@ impl Endpoint {
             }
             if was_live && self.stands == Stands::Down {
                 let (rank, peer) = (self.geometry.rank, self.options.peer);
-                tracing::info!(rank, peer, "the link broke at the peer's end; another one follows");
+                limited!(info, peer, rank, peer, "the link broke at the peer's end; another one follows");
             }
         }
     }
@@ -262,7 +263,13 @@ impl Endpoint {
         self.tell_progress();
         let (now, status) = (self.now, down.status(self.rank(), self.peer()));
         let Some(r) = self.recovering.as_mut().filter(|_| down.is_recoverable()) else { return false };
-        tracing::info!(rank = self.geometry.rank, peer = self.options.peer, "{down}; another one follows");
+        limited!(
+            info,
+            self.options.peer,
+            rank = self.geometry.rank,
+            peer = self.options.peer,
+            "{down}; another one follows"
+        );
         r.connect.link_down(status, now);
         self.perform();
         true
@@ -336,7 +343,13 @@ impl Endpoint {
                 // Until the session's limit. What is missing, such as a descriptor, comes back at no particular time.
                 r.looks_at = now.saturating_add(AGAIN);
                 if !std::mem::replace(&mut r.warned, true) {
-                    tracing::warn!(rank = self.geometry.rank, peer = self.options.peer, "{e}");
+                    limited!(
+                        warn,
+                        self.options.peer,
+                        rank = self.geometry.rank,
+                        peer = self.options.peer,
+                        "{e}"
+                    );
                 }
                 false
             }
@@ -418,7 +431,7 @@ impl Endpoint {
         let (now, status) = (self.now, status.status(self.rank(), self.peer()));
         let Some(r) = &mut self.recovering else { return };
         if !std::mem::replace(&mut r.warned, true) {
-            tracing::warn!(rank = self.geometry.rank, peer = self.options.peer, "{e}");
+            limited!(warn, self.options.peer, rank = self.geometry.rank, peer = self.options.peer, "{e}");
         }
         r.connect.link_down(status, now);
     }
@@ -447,7 +460,9 @@ impl Endpoint {
         self.stands = Stands::Live;
         self.counters.recovered += 1;
         self.record_recovery();
-        tracing::info!(
+        limited!(
+            info,
+            self.options.peer,
             rank = self.geometry.rank,
             peer = self.options.peer,
             again = sent - accepted,

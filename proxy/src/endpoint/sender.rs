@@ -3,6 +3,7 @@
 
 use pushgate_core::journal::Sent;
 use pushgate_driver_shim::abi;
+use pushgate_driver_shim::limited;
 use pushgate_driver_shim::record::{Malformed, Opcode, Record};
 
 use super::{BATCH, Endpoint};
@@ -132,7 +133,7 @@ impl Endpoint {
     pub(super) fn refuse(&mut self, why: &dyn std::fmt::Display) {
         self.counters.refused += 1;
         let slot = self.outbound.staging().head();
-        tracing::warn!(rank = self.rank(), peer = self.peer(), slot, "WQE refused: {why}");
+        limited!(warn, self.peer(), rank = self.rank(), peer = self.peer(), slot, "WQE refused: {why}");
         let status =
             Status { rank: Some(self.rank()), detail: slot as u32, ..Status::new(abi::PUSHGATE_REFUSED) };
         self.fail(status);

@@ -8,6 +8,7 @@ use super::command::Removed;
 use crate::counters::Counters;
 use crate::endpoint::Endpoint;
 use crate::mover::Mover;
+use pushgate_driver_shim::limited;
 
 /// How long a queue pair that goes waits for a copy of its own, and a region for what uses it, nanoseconds.
 pub(super) const SETTLE: u64 = 2_000_000_000;
@@ -104,7 +105,12 @@ impl Leaving {
                 continue;
             }
             settled = false;
-            tracing::error!(rank = endpoint.rank(), "a device's copy does not end; its memory stays");
+            limited!(
+                error,
+                endpoint.peer(),
+                rank = endpoint.rank(),
+                "a device's copy does not end; its memory stays"
+            );
             std::mem::forget(endpoint);
             answer(reply, counters, false);
         }

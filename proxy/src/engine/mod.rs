@@ -21,6 +21,8 @@ use std::time::Duration;
 use pushgate_driver_shim::bell::Bell;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::fork::OwnedHere;
+use pushgate_driver_shim::limited;
+use pushgate_driver_shim::log::Lines;
 
 pub use self::command::{Command, EngineError, QpId, Removed};
 use self::driven::Driven;
@@ -114,7 +116,7 @@ impl Engine {
         let kept = Arc::new(AtomicBool::new(false));
         let clock = HostClock::new();
         let recorder = Recorder::start(options.program)
-            .inspect_err(|e| tracing::warn!("`pushgate inspect` will see nothing of this engine: {e}"))
+            .inspect_err(|e| limited!(warn, 0u32, "`pushgate inspect` will see nothing of this engine: {e}"))
             .ok();
         if let (Some(recorder), Some(copier)) = (&recorder, options.mover.as_ref().and_then(|m| m.process()))
         {
@@ -335,10 +337,12 @@ fn spawn(cpu: Option<usize>, work: impl FnOnce() + Send + 'static) -> Result<Joi
     // It says what it has to say where its starter does, if that has a place of its own.
     let log = tracing::dispatcher::get_default(Clone::clone);
     let own = !log.is::<tracing::subscriber::NoSubscriber>();
+    let lines = Lines::current();
     std::thread::Builder::new()
         .name("pushgate-proxy".into())
         .spawn(move || {
             let _log = own.then(|| tracing::dispatcher::set_default(&log));
+            lines.enter();
             if let Some(cpu) = cpu {
                 pin(cpu);
             }

@@ -2,6 +2,7 @@
 
 use pushgate_core::recovery::{Control, Order};
 use pushgate_driver_shim::abi;
+use pushgate_driver_shim::limited;
 
 use super::{AHEAD, KnownRegion, Made, Next, Rails};
 use crate::link::{LinkDown, Rail};
@@ -21,7 +22,7 @@ impl Rails {
             self.sending.leave(rail);
             return;
         }
-        tracing::info!(rail, "a rail broke: {down}");
+        limited!(info, rail as u64, rail, "a rail broke: {down}");
         let [own, peer] = self.options.ranks;
         let gives_up = down.status(own, peer);
         self.tell_progress(rail);
@@ -104,9 +105,11 @@ impl Rails {
         match self.sending.owed(rail, taken) {
             // Later attempts to join the rail again owe nothing new.
             Ok(0) => {}
-            Ok(stripes) => tracing::info!(rail, stripes, "what the rail owes goes over the others"),
+            Ok(stripes) => {
+                limited!(info, rail as u64, rail, stripes, "what the rail owes goes over the others")
+            }
             Err(e) => {
-                tracing::warn!(rail, "{e}");
+                limited!(warn, rail as u64, rail, "{e}");
                 self.torn = true;
             }
         }
@@ -161,7 +164,7 @@ impl Rails {
         self.sending.join(rail, one.link.budget());
         self.rejoined += 1;
         self.came_back = Some(self.now);
-        tracing::info!(rail, "the rail carries again");
+        limited!(info, rail as u64, rail, "the rail carries again");
     }
 
     /// The peer has given a rail up for good.
@@ -172,7 +175,7 @@ impl Rails {
         one.away_since.get_or_insert(self.now);
         self.sending.leave(rail);
         let [own, _] = self.options.ranks;
-        tracing::warn!(rank = own, rail, "a rail is given up");
+        limited!(warn, rail as u64, rank = own, rail, "a rail is given up");
         // What it owes is known only if the peer has fenced it.
         if self.sending.owes(rail) > 0 || self.rails.iter().all(|one| one.over) {
             self.is_lost();

@@ -7,6 +7,7 @@ use pushgate_core::rails::carried;
 use pushgate_core::rails::placing::Target;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::bell::Bell;
+use pushgate_driver_shim::limited;
 use pushgate_driver_shim::record::{Opcode, Record, RecordWords};
 
 use super::{Held, Own, Rails};
@@ -78,7 +79,7 @@ impl Link for Rails {
             let one = &mut self.rails[rail];
             let taken = one.link.stripes_taken();
             if let Err(e) = self.sending.taken(rail, one.before[0] + taken) {
-                tracing::warn!(rail, "{e}");
+                limited!(warn, rail as u64, rail, "{e}");
                 self.torn = true;
                 return Ok(0);
             }

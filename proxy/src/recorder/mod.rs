@@ -32,6 +32,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use pushgate_driver_shim::ShimError;
+use pushgate_driver_shim::limited;
 use pushgate_driver_shim::memory::{HugePages, SharedMemory};
 use rustix::fs::{MemfdFlags, memfd_create};
 
@@ -117,7 +118,7 @@ impl Recorder {
             let part = parts.memories.len() as u64;
             let head = Head { slots: has.min(layout::MOST_SLOTS), part, ..self.0.head };
             if let Err(e) = parts.grow(&head) {
-                tracing::warn!("a queue pair is not recorded for `pushgate inspect`: {e}");
+                limited!(warn, 0u32, "a queue pair is not recorded for `pushgate inspect`: {e}");
             }
         }
         let slot = parts.free.pop()?;

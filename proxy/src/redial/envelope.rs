@@ -131,11 +131,6 @@ pub fn send_all(stream: &Stream, mut bytes: &[u8], deadline: Instant) -> io::Res
     }
 }
 
-/// Text from another host, made fit to stand within one line of ours.
-pub fn plain(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).take(1000).collect()
-}
-
 /// Sets keepalive and timeouts, so that a path that is dead is noticed, idle or not: in about ten seconds, or in three where
 /// the connection is replaced. The other host's kernel answers, so a process that is stopped is no dead path.
 pub fn tune(stream: impl AsFd, replaced: bool) -> io::Result<()> {

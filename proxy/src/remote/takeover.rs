@@ -22,7 +22,7 @@ use pushgate_driver_shim::segment::{Segment, check_header, write_header};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::book::{QueuePair, Session};
-use super::{RemoteEngine, Sessions, State, dial, exchange, greet, limit};
+use super::{RemoteEngine, Sessions, State, dial, exchange, greet, limit, unexpected};
 use crate::engine::{EngineError, QpId};
 use crate::wire::{Answer, Request, TIMEOUT};
 
@@ -278,7 +278,7 @@ fn resume(
     }
     match ask(&Request::Begin, &[], TIMEOUT)? {
         Answer::Qp(there) => Ok(there),
-        other => Err(EngineError::Remote(format!("an answer to something else: {other:?}")).into()),
+        other => Err(unexpected(&other).into()),
     }
 }
 

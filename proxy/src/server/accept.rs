@@ -1,6 +1,5 @@
 //! The serving loop: takes connections, admits or refuses them, and starts a thread for each program.
 
-use std::collections::HashMap;
 use std::io::{self, ErrorKind};
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
@@ -8,6 +7,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::closing::PeerStream;
+use pushgate_driver_shim::limited;
+use pushgate_driver_shim::log::Lines;
 use pushgate_driver_shim::process::Process;
 use pushgate_driver_shim::users::without_number;
 use rustix::io::Errno;
@@ -58,7 +59,8 @@ pub fn serve(listener: UnixListener, options: ServerOptions) -> io::Result<()> {
         options,
     });
     let without_number = without_number();
-    let mut refused = Refused::default();
+    // Those of each user, whichever of its programs caused them, are counted together.
+    let lines = Lines::default();
     let mut clients: Vec<JoinHandle<()>> = Vec::new();
     let mut number = 0u64;
     let mut looked = Instant::now();
@@ -86,7 +88,7 @@ pub fn serve(listener: UnixListener, options: ServerOptions) -> io::Result<()> {
             Err(e) if accept_again(&e) => {
                 // Do not spin on a cause that lasts, such as a lack of descriptors.
                 if e.kind() != ErrorKind::WouldBlock {
-                    tracing::warn!("accepting a program: {e}");
+                    limited!(warn, uid, "accepting a program: {e}");
                     std::thread::sleep(WATCH);
                 }
                 continue;
@@ -101,11 +103,13 @@ pub fn serve(listener: UnixListener, options: ServerOptions) -> io::Result<()> {
             Ok((*cred, server.ledger.connect(cred.uid)?))
         });
         match started {
-            Ok((cred, connection)) => match start(&server, stream, cred, connection, number) {
-                Ok(client) => clients.push(client),
-                Err(e) => tracing::warn!(client = number, "starting its thread: {e}"),
-            },
-            Err(why) => refused.refuse(&stream, number, cred.map_or(u32::MAX, |cred| cred.uid), why),
+            Ok((cred, connection)) => {
+                match start(&server, stream, cred, connection, (number, lines.about(cred.uid))) {
+                    Ok(client) => clients.push(client),
+                    Err(e) => limited!(warn, cred.uid, client = number, "starting its thread: {e}"),
+                }
+            }
+            Err(why) => refuse(&stream, number, cred.map_or(u32::MAX, |cred| cred.uid), why),
         }
     };
     // Stopped or broken: the programs' threads wait for this bell, too.
@@ -177,7 +181,7 @@ fn start(
     stream: PeerStream,
     cred: PeerCred,
     connection: Lease,
-    number: u64,
+    (number, lines): (u64, Lines),
 ) -> io::Result<JoinHandle<()>> {
     tracing::debug!(client = number, cred.pid, cred.uid, cred.gid, "connected");
     let server = server.clone();
@@ -185,41 +189,18 @@ fn start(
     let process = u32::try_from(cred.pid).ok().and_then(|pid| Process::of(pid).ok());
     // The connection counts as its user's until what came over it is closed.
     let guest = Guest { stream: stream.within(Arc::new(connection)), process, uid: cred.uid, number };
-    std::thread::Builder::new().name(format!("pushgate-{number}")).spawn(move || attend(&server, guest))
+    std::thread::Builder::new().name(format!("pushgate-{number}")).spawn(move || {
+        lines.enter();
+        attend(&server, guest)
+    })
 }
 
-/// The refusals that the log was told of: one for each user and second, because anybody can connect.
-#[derive(Default)]
-struct Refused(HashMap<u32, Instant>);
-
-impl Refused {
-    /// Most users that are remembered.
-    const MOST: usize = 1024;
-    /// The least time between two lines about a user.
-    const EVERY: Duration = Duration::from_secs(1);
-
-    /// Tells a program why it is not served.
-    fn refuse(&mut self, stream: &PeerStream, number: u64, uid: u32, why: String) {
-        if self.is_told(uid, Instant::now()) {
-            tracing::warn!(client = number, "refused: {why}");
-        }
-        // The socket is new and its buffer empty, so this does not wait.
-        let _ = stream.set_write_timeout(Some(WATCH));
-        let _ = wire::send(stream, &Reply::Err(Refusal::Why(why)), &[]);
-    }
-
-    /// Whether the log is told of a refusal of this user.
-    fn is_told(&mut self, uid: u32, now: Instant) -> bool {
-        if self.0.len() >= Self::MOST {
-            self.0.retain(|_, told| now.duration_since(*told) < Self::EVERY);
-        }
-        let known = self.0.get(&uid).is_some_and(|told| now.duration_since(*told) < Self::EVERY);
-        let told = !known && self.0.len() < Self::MOST;
-        if told {
-            self.0.insert(uid, now);
-        }
-        told
-    }
+/// Tells a program why it is not served. Anybody can connect, so the log is told of few of a user's programs.
+fn refuse(stream: &PeerStream, number: u64, uid: u32, why: String) {
+    limited!(warn, uid, client = number, "refused: {why}");
+    // The socket is new and its buffer empty, so this does not wait.
+    let _ = stream.set_write_timeout(Some(WATCH));
+    let _ = wire::send(stream, &Reply::Err(Refusal::Why(why)), &[]);
 }
 
 /// Joins the threads that have ended.
@@ -311,18 +292,6 @@ mod tests {
         let at = |clients| admit(&options(Users::Own), Place { clients, ..PLACE }, of(1000), || Ok(vec![]));
         at(2).unwrap();
         assert!(at(3).unwrap_err().starts_with("3 programs are connected"));
-    }
-
-    #[test]
-    fn p8_a_user_who_is_refused_all_the_time_fills_no_log() {
-        let (mut refused, now) = (Refused::default(), Instant::now());
-        assert!(refused.is_told(1, now) && !refused.is_told(1, now) && refused.is_told(2, now));
-        let later = now + Refused::EVERY;
-        assert!(refused.is_told(1, later) && !refused.is_told(1, later));
-        // As many users as there are numbers take bounded memory, and room for others is made in time.
-        (10..3000).for_each(|uid| _ = refused.is_told(uid, later));
-        assert!(refused.0.len() <= Refused::MOST && !refused.is_told(4000, later));
-        assert!(refused.is_told(4000, later + Refused::EVERY));
     }
 
     #[test]

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::closing::PeerStream;
 use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::limited;
+use pushgate_driver_shim::log::Foreign;
 use pushgate_driver_shim::process::Process;
 use pushgate_driver_shim::versions::Versions;
 
@@ -35,8 +37,6 @@ use super::wait::{WaitEnd, wait};
 const LAST_WORDS: usize = 64;
 /// How long a proxy that leaves its queue pairs to the next one waits for what they have posted.
 const DRAIN: Duration = Duration::from_millis(500);
-/// The most characters of a program's name.
-const MAX_NAME: usize = 64;
 
 /// What the threads of a server share.
 pub(super) struct Server {
@@ -78,17 +78,17 @@ pub(super) fn attend(server: &Server, guest: Guest) {
     let mut client = match greet(server, stream, number, uid) {
         Ok(Some(client)) => client,
         Ok(None) => return tracing::debug!(client = number, "was told the usage"),
-        Err(why) => return tracing::info!(client = number, "left without an engine: {why}"),
+        Err(why) => return limited!(info, uid, client = number, "left without an engine: {why}"),
     };
     // Whatever state a panic leaves in the client, the client is only dropped afterwards.
     let end = catch_unwind(AssertUnwindSafe(|| client.answer(&options.stop, stream, process.as_ref())))
         .unwrap_or_else(|_| End::Lost("a panic, which is a bug of the proxy".into()));
     let ends = |code| client.engine.fail(None, Status::new(code));
     match &end {
-        End::Bye => tracing::info!(client = number, "done"),
+        End::Bye => limited!(info, uid, client = number, "done"),
         End::Stopped if options.hands_over.is_some_and(|asked| asked()) && client.keeps_any() => {
             client.drain();
-            tracing::info!(client = number, "its queue pairs are left for the next proxy");
+            limited!(info, uid, client = number, "its queue pairs are left for the next proxy");
             // The process ends, and with the process its engines, which write nothing about an end.
             std::mem::forget(client);
             return;
@@ -99,7 +99,7 @@ pub(super) fn attend(server: &Server, guest: Guest) {
         End::Lost(why) => {
             // The program's peers wait for it, and nobody else can tell them (P7).
             let _ = ends(abi::PUSHGATE_PEER_LOST);
-            tracing::warn!(client = number, "lost: {why}");
+            limited!(warn, uid, client = number, "lost: {why}");
         }
     }
     drop(client);
@@ -188,8 +188,7 @@ fn begin(
         ..EngineOptions::default()
     };
     let engine = Engine::start(own, options).map_err(|e| e.to_string())?;
-    let name: String = name.chars().take(MAX_NAME).collect();
-    tracing::info!(client = number, ?name, "an engine was started");
+    limited!(info, uid, client = number, name = ?Foreign::word(name), "an engine was started");
     let counted = server.share.add(uid, engine.thread().clone());
     let account = Account::new(Limits::from(server_options), user);
     Ok((Client { _counted: counted, engine, sessions: Sessions::default(), account, uid }, version))

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use pushgate_driver_shim::limited;
 use rustix::process::{Pid, getpriority_process, setpriority_process};
 use rustix::thread::gettid;
 
@@ -122,7 +123,7 @@ impl Share {
             if let Some(thread) = *thread
                 && let Err(e) = setpriority_process(Some(thread), (base + by).min(LAST))
             {
-                tracing::warn!(user = entry.uid, "its thread keeps its nice value: {e}");
+                limited!(warn, entry.uid, user = entry.uid, "its thread keeps its nice value: {e}");
             }
             entry.back = by;
         }

@@ -13,6 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use pushgate_driver_shim::log::Foreign;
 use pushgate_driver_shim::memory::ReadOnlyMemory;
 use pushgate_proxy::recorder::report::Process;
 use pushgate_proxy::recorder::{JOB, MOST_BYTES, Memory, NAME, read};
@@ -52,7 +53,7 @@ pub fn one(pid: u32) -> io::Result<Found> {
         let Ok(target) = fs::read_link(&path) else { continue };
         let Some(name) = memfd(target.as_os_str()) else { continue };
         if let Some(job) = name.strip_prefix(JOB.as_bytes()) {
-            jobs.push(shown(&String::from_utf8_lossy(job)));
+            jobs.push(Foreign::word(String::from_utf8_lossy(job)).to_string());
         } else if name == NAME.as_bytes() {
             match open(&path, &mut left) {
                 // A child of `fork` has its parent's descriptors.
@@ -105,12 +106,7 @@ fn own_number(proc: &Path) -> Option<u32> {
 
 fn name(proc: &Path) -> String {
     let comm = fs::read_to_string(proc.join("comm")).unwrap_or_default();
-    shown(comm.trim_end())
-}
-
-/// Text of another process, without what a terminal obeys.
-fn shown(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+    Foreign::word(comm.trim_end()).to_string()
 }
 
 /// The state of a thread, or of the process's first thread.

@@ -5,9 +5,10 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Instant;
 
+use pushgate_driver_shim::log::Foreign;
 use pushgate_driver_shim::versions::{ABI, Versions};
 use pushgate_proxy::door::Stream;
-use pushgate_proxy::redial::envelope::{envelope, plain, send_all};
+use pushgate_proxy::redial::envelope::{envelope, send_all};
 use serde::{Deserialize, Serialize};
 
 use super::ANSWER;
@@ -58,13 +59,13 @@ impl Hello {
             return differs("wire version", &e.theirs, &e.ours, RELEASE);
         }
         let hello: Hello = serde_json::from_slice(body)
-            .map_err(|e| format!("its greeting: {}: {RELEASE}", plain(&e.to_string())))?;
+            .map_err(|e| format!("its greeting: {}: {RELEASE}", Foreign::word(e)))?;
         if let Err(e) = ABI.agree(Versions::told(hello.abi, hello.newest_abi)) {
             return differs("ABI version", &e.theirs, &e.ours, RELEASE);
         }
         if hello.job != job {
             let remedy = "give all ranks of a job its name, and every job a rendezvous of its own";
-            return differs("job", &plain(&hello.job), &job, remedy);
+            return differs("job", &Foreign::word(&hello.job), &job, remedy);
         }
         if hello.size != size {
             return differs("size", &hello.size, &size, "give all ranks the same number of ranks");

@@ -10,6 +10,8 @@
 use std::io::{self, Read as _};
 use std::time::Instant;
 
+use pushgate_driver_shim::limited;
+use pushgate_driver_shim::log::Foreign;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -92,11 +94,9 @@ impl Me<'_> {
         for (rank, stream) in others() {
             let reach: Reach = self.hear(stream, rank)?;
             if let Some(place) = reach.local.as_ref().filter(|place| !place.is_a_ranks()) {
-                let name: String = place.name.escape_debug().take(80).collect();
-                return Err(mismatch(
-                    rank,
-                    format!("its Unix socket has the name {name}, which no rank has"),
-                ));
+                let reason =
+                    format!("its Unix socket has the name {}, which no rank has", Foreign::word(&place.name));
+                return Err(mismatch(rank, reason));
             }
             theirs[rank as usize] = Some(reach);
         }
@@ -214,12 +214,14 @@ impl Me<'_> {
                 Err(why) => return Err(self.gone(rank, &why)),
             }
         };
-        let no_reach = |e: serde_json::Error| mismatch(rank, format!("what it says of its queue pairs: {e}"));
+        let no_reach = |e: serde_json::Error| {
+            mismatch(rank, format!("what it says of its queue pairs: {}", Foreign::word(e)))
+        };
         serde_json::from_slice(&body).map_err(no_reach)
     }
 
     fn gone(&self, rank: u32, why: &str) -> Error {
-        tracing::warn!(rank = self.rank, "rank {rank} left before all were there: {why}");
+        limited!(warn, rank, rank = self.rank, "rank {rank} left before all were there: {why}");
         Error::PeerLost { rank }
     }
 }

@@ -160,7 +160,11 @@ fn ranks_that_do_not_fit_are_told_why_and_the_others_meet() {
     other.extend([3, 0, 0, 0, 1, 2, 3]);
     refused(&place, &other, &["wire version is 9"]);
     refused(&place, &changed(|h| h.abi = 77), &["ABI version is 77, expected", "one release"]);
-    refused(&place, &changed(|h| h.job = "bl\u{1b}ue".into()), &["job is blue, expected red", "give all"]);
+    refused(
+        &place,
+        &changed(|h| h.job = "bl\u{1b}ue".into()),
+        &["job is bl\\u{1b}ue, expected red", "give all"],
+    );
     refused(&place, &changed(|h| h.size = 5), &["size is 5, expected 3", "number of ranks"]);
     refused(&place, &changed(|h| h.rank = 0), &["rank is 0, expected 1 to 2"]);
     refused(&place, &changed(|h| h.rank = 3), &["rank is 3, expected 1 to 2"]);

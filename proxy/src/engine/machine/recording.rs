@@ -4,6 +4,7 @@ use super::Machine;
 use crate::endpoint::Endpoint;
 use crate::recorder::report::{Process, stalled};
 use crate::recorder::{QueuePair, Recorder, Stall};
+use pushgate_driver_shim::limited;
 
 /// The least time between two looks at the queue pairs, nanoseconds.
 const EVERY: u64 = 1_000_000;
@@ -103,6 +104,6 @@ impl Recording {
         }
         let engine = self.recorder.snapshot(now, queue_pairs);
         let process = Process { pid: engine.pid, name: String::new(), engines: vec![engine] };
-        tracing::warn!("{}", stalled(&process));
+        limited!(warn, 0u32, "{}", stalled(&process));
     }
 }

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use pushgate_driver_shim::ShimError;
+use pushgate_driver_shim::log::Foreign;
 use pushgate_driver_shim::memory::{HugePages, ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::segment::{Geometry, Segment, check_header, write_header};
 use serde::{Deserialize, Serialize};
@@ -88,7 +89,7 @@ impl Next {
     fn take(&self, offer: Frame) -> Result<LinkAtPeer, RenewError> {
         let peer = |why: String| RenewError::Peer(why);
         let LinkOffer { link } = serde_json::from_slice(&offer.bytes)
-            .map_err(|e| peer(format!("its offer of the next link: {e}")))?;
+            .map_err(|e| peer(format!("its offer of the next link: {}", Foreign::word(e))))?;
         let fds = offer.along.into_owned();
         let fds =
             fds.map_err(|e| RenewError::Here(format!("a descriptor of the peer's link segment: {e}")))?;

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use pushgate_driver_shim::abi;
+use pushgate_driver_shim::limited;
 use pushgate_driver_shim::record::{Record, RecordWords};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_driver_shim::window::Window;
@@ -297,7 +298,7 @@ impl TcpLink {
         }
         if self.failed.is_none() {
             let (rank, peer) = (self.terms.geometry.rank, self.terms.peer_geometry.rank);
-            tracing::info!(rank, peer, "{what}: {e}");
+            limited!(info, peer, rank, peer, "{what}: {e}");
         }
         self.fail(abi::PUSHGATE_DOWN_RETRY, true);
     }
@@ -335,7 +336,7 @@ impl TcpLink {
             // SAFETY: the inbox answers with places that were checked against the mirror and the regions, as above.
             if let Err(e) = unsafe { incoming.received(received, &mut self.inbox) } {
                 let (rank, peer) = (self.terms.geometry.rank, self.terms.peer_geometry.rank);
-                tracing::error!(rank, peer, "{e}");
+                limited!(error, peer, rank, peer, "{e}");
                 self.fail(abi::PUSHGATE_DOWN_STREAM, true);
                 return true;
             }
@@ -407,7 +408,7 @@ impl TcpLink {
     fn join_now(&mut self) -> bool {
         self.joined().unwrap_or_else(|why| {
             let (rank, peer) = (self.terms.geometry.rank, self.terms.peer_geometry.rank);
-            tracing::info!(rank, peer, "the link has no streams: {why}");
+            limited!(info, peer, rank, peer, "the link has no streams: {why}");
             false
         })
     }

@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+use pushgate_driver_shim::limited;
 use pushgate_rdma_core_sys as sys;
 use serde::{Deserialize, Serialize};
 use sys::ibv_qp_attr_mask as m;
@@ -550,7 +551,7 @@ fn passive(
                 let request = Request { cm: id.cm, id: request };
                 if !is_expected(&e.data, data) {
                     let device = id.device.name();
-                    tracing::warn!(device, "a stranger's request at {} is rejected (rdma_cm)", id.own);
+                    limited!(warn, 0u32, device, "a stranger's request at {} is rejected (rdma_cm)", id.own);
                     request.reject();
                     continue;
                 }

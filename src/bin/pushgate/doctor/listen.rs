@@ -6,12 +6,13 @@ use std::time::Instant;
 use anyhow::{Context, Result, anyhow};
 use pushgate::Settings;
 use pushgate_proxy::door::{Arrival, Door, Limits};
-use pushgate_proxy::redial::envelope::{envelope, plain};
+use pushgate_proxy::redial::envelope::envelope;
 
 use super::side::{
     CHUNK, GIVE, LONGEST, PING, PURPOSE, SESSION, Side, TAKE, Talk, VERSION, addresses, ask, mtu,
 };
 use crate::output::outln;
+use pushgate_driver_shim::log::Foreign;
 
 /// Serves peers, one after the other, until the process is ended.
 pub fn serve(place: &str, settings: &Settings) -> Result<()> {
@@ -38,7 +39,8 @@ pub fn serve(place: &str, settings: &Settings) -> Result<()> {
 
 /// Answers what one peer asks. Returns its release.
 fn answer(talk: &Talk, greeting: &[u8]) -> IoResult<String> {
-    let theirs: Side = serde_json::from_slice(greeting).map_err(|e| Error::new(ErrorKind::InvalidData, e))?;
+    let theirs: Side = serde_json::from_slice(greeting)
+        .map_err(|e| Error::new(ErrorKind::InvalidData, Foreign::word(e).to_string()))?;
     talk.put(&envelope(VERSION, &Side::of_this_host(mtu(&talk.stream))))?;
     let mut bytes = vec![0; CHUNK];
     loop {
@@ -46,7 +48,9 @@ fn answer(talk: &Talk, greeting: &[u8]) -> IoResult<String> {
         match talk.take(&mut asked) {
             Ok(()) => {}
             // The peer has all that it wants.
-            Err(e) if e.kind() == ErrorKind::UnexpectedEof => return Ok(plain(&theirs.release)),
+            Err(e) if e.kind() == ErrorKind::UnexpectedEof => {
+                return Ok(Foreign::word(&theirs.release).to_string());
+            }
             Err(e) => return Err(e),
         }
         let length = u64::from_le_bytes(asked[1..].try_into().expect("eight bytes"));

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use pushgate::settings::{QpKind, Transport};
 use pushgate::{Result, Settings};
 use pushgate_doctor::{Finding, Report};
+use pushgate_driver_shim::log::Foreign;
 use pushgate_proxy::door::{DoorError, PASSAGE, Refused, dial};
 use pushgate_proxy::redial::envelope::{Incoming, wait};
 use rustix::event::{PollFd, PollFlags};
@@ -115,7 +116,8 @@ fn hear(talk: &Talk) -> std::result::Result<Side, String> {
     loop {
         match incoming.open(&talk.stream, LONGEST)? {
             Some((_, body)) => {
-                return serde_json::from_slice(&body).map_err(|e| format!("what it says of itself: {e}"));
+                return serde_json::from_slice(&body)
+                    .map_err(|e| format!("what it says of itself: {}", Foreign::word(e)));
             }
             None if wait(&mut [PollFd::new(&talk.stream, PollFlags::IN)], until) => {}
             None => {

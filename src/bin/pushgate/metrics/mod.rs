@@ -3,16 +3,15 @@
 mod families;
 mod http;
 
-use std::fs::File;
-use std::io::{self, Write};
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use prometheus::TextEncoder;
 use pushgate::settings::parse_time;
+use pushgate_pcie_model::whole;
 
 use crate::exit::Input;
 use crate::find;
@@ -92,7 +91,7 @@ pub fn run(m: &ArgMatches) -> Result<()> {
         return Ok(out!("{}", text(each)?)?);
     };
     loop {
-        write_whole(file, &text(each)?).with_context(|| format!("writing {}", file.display()))?;
+        whole::write(file, &text(each)?).with_context(|| format!("writing {}", file.display()))?;
         match m.get_one::<Duration>("every") {
             Some(every) => std::thread::sleep(*every),
             None => return Ok(()),
@@ -106,18 +105,4 @@ fn text(each: bool) -> Result<String> {
     // A process that is of a job and has no engine counts nothing.
     let found = found.into_iter().filter(|f| !f.process.engines.is_empty() || !f.unread.is_empty()).collect();
     Ok(TextEncoder::new().encode_to_string(&families::families(found, each))?)
-}
-
-/// Replaces a file by another one with this text. A reader finds one or the other, and a crash leaves one or the other.
-fn write_whole(path: &Path, text: &str) -> io::Result<()> {
-    let name = path.file_name().ok_or(io::ErrorKind::IsADirectory)?.to_string_lossy();
-    // A name that no collector takes for metrics, of the same folder and thus of the same file system.
-    let beside = path.with_file_name(format!(".{name}.{}.tmp", std::process::id()));
-    let write = || {
-        let mut file = File::create(&beside)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        std::fs::rename(&beside, path)
-    };
-    write().inspect_err(|_| drop(std::fs::remove_file(&beside)))
 }

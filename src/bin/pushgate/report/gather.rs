@@ -8,6 +8,7 @@ use clap::ArgMatches;
 use pushgate::settings::PluginSettings;
 use pushgate_doctor::{self as doctor, Roots};
 use pushgate_pcie_model::findings::Findings;
+use pushgate_pcie_model::whole;
 use pushgate_topology::{self as topology, Sysfs, nvml};
 
 use super::super::{doctor as checks, probe, topo};
@@ -141,15 +142,9 @@ fn versions(report: &topology::Report, findings: Option<&Findings>) -> Vec<(Stri
 /// # Errors
 /// Something is there, and `force` is not set; or it is no file.
 pub fn may_write(path: &Path, force: bool) -> Result<()> {
-    match path.symlink_metadata() {
-        Ok(_) if path.is_dir() => bail!("{} is a folder: --out takes the name of a file", path.display()),
-        // Renaming over a device would take it from the whole host.
-        Ok(_) if path.exists() && !path.is_file() => {
-            bail!("{} is there and no file: --out takes the name of one", path.display())
-        }
-        Ok(_) if !force => {
-            bail!("{} is there: --force writes over it, --out FILE names another", path.display())
-        }
-        _ => Ok(()),
+    whole::may_replace(path)?;
+    if path.exists() && !force {
+        bail!("{} is there: --force writes over it, --out FILE names another", path.display());
     }
+    Ok(())
 }

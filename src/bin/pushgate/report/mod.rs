@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 use clap::{Arg, ArgAction, ArgMatches, Command};
+use pushgate_pcie_model::whole;
 
 use self::redact::Redact;
 use crate::output::{out, outln};
@@ -71,18 +72,10 @@ pub fn run(m: &ArgMatches) -> Result<()> {
 
 /// Over another file only with `force`, and then whole or not at all.
 fn write(path: &Path, text: &str, force: bool) -> std::io::Result<()> {
-    // What a link names is replaced, not the link.
-    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let mut beside = target.as_os_str().to_owned();
-    beside.push(format!(".{}", std::process::id()));
-    let first = if force { PathBuf::from(beside) } else { path.to_owned() };
-    // A file that was made since the question is not written over.
-    let mut file = fs::File::create_new(&first)?;
-    let written = file
-        .write_all(text.as_bytes())
-        .and_then(|()| if force { fs::rename(&first, &target) } else { Ok(()) });
-    if written.is_err() {
-        let _ = fs::remove_file(&first);
+    if force {
+        return whole::write(path, text);
     }
-    written
+    // A file that was made since the question is not written over.
+    let mut file = fs::File::create_new(path)?;
+    file.write_all(text.as_bytes()).inspect_err(|_| drop(fs::remove_file(path)))
 }

@@ -8,6 +8,7 @@ use super::super::wire::Wire;
 use super::{Ending, TcpLink};
 use crate::frame::Frame;
 use crate::link::{Renew, RenewError};
+use pushgate_driver_shim::log::Foreign;
 
 /// How far the next link is.
 #[derive(Default)]
@@ -62,7 +63,8 @@ impl Renew for TcpLink {
         if offer.along.into_owned().is_ok_and(|fds| !fds.is_empty()) {
             return Err(peer("descriptors, expected none".into()));
         }
-        let place: Place = serde_json::from_slice(&offer.bytes).map_err(|e| peer(e.to_string()))?;
+        let place: Place =
+            serde_json::from_slice(&offer.bytes).map_err(|e| peer(Foreign::word(e).to_string()))?;
         place.check().map_err(peer)?;
         self.meeting.begin(&place, self.terms.streams).map_err(RenewError::Here)?;
         self.next = Next::Meeting;

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::atomic::fence;
 
 use pushgate_driver_shim::abi;
+use pushgate_driver_shim::limited;
 use pushgate_rdma_core_sys as sys;
 
 use super::super::inbox::NOTIFY;
@@ -23,7 +24,7 @@ impl VerbsLink {
             let n = match rc.cq.poll(&mut self.completions[..]) {
                 Ok(n) => n,
                 Err(e) => {
-                    tracing::error!(rank = self.rank, peer = self.peer, "polling the CQ: {e}");
+                    limited!(error, self.peer, rank = self.rank, peer = self.peer, "polling the CQ: {e}");
                     self.health.fail(abi::PUSHGATE_DOWN_DEVICE);
                     return true;
                 }
@@ -35,7 +36,9 @@ impl VerbsLink {
                     self.broken(&wc);
                 } else if wc.wr_id == RECEIVE {
                     if wc.wc_flags & sys::ibv_wc_flags::IBV_WC_WITH_IMM.0 == 0 {
-                        tracing::error!(
+                        limited!(
+                            error,
+                            self.peer,
                             rank = self.rank,
                             peer = self.peer,
                             "a receive without immediate data"
@@ -118,7 +121,9 @@ impl VerbsLink {
         // SAFETY: the library's own text for any value.
         let text = unsafe { std::ffi::CStr::from_ptr(self.device.verbs.ibv_wc_status_str(wc.status)) };
         let device = self.device.name();
-        tracing::error!(
+        limited!(
+            error,
+            self.peer,
             rank = self.rank,
             peer = self.peer,
             device,

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::abi;
+use pushgate_driver_shim::limited;
 
 use super::super::chain::Remote;
 use super::super::{LAST_RECEIVE, LAST_SEND};
@@ -64,7 +65,9 @@ impl VerbsLink {
         match self.ending {
             Ending::Draining { send: true, receive: true, .. } => self.ending = Ending::Stopped,
             Ending::Draining { since, .. } if self.now - since >= DRAIN => {
-                tracing::warn!(
+                limited!(
+                    warn,
+                    self.peer,
                     rank = self.rank,
                     peer = self.peer,
                     "the RDMA device does not complete what was posted: the queue pair is destroyed"
@@ -114,7 +117,13 @@ impl VerbsLink {
         let Some(rc) = self.rc.as_ref().filter(|rc| rc.pd.device.kind.flushes) else { return self.destroy() };
         let inbox = Remote { address: self.peer_places.inbox, key: self.peer_places.inbox_key };
         if let Err(e) = rc.drain(LAST_SEND, LAST_RECEIVE, inbox) {
-            tracing::info!(rank = self.rank, peer = self.peer, "{e}: the queue pair is destroyed instead");
+            limited!(
+                info,
+                self.peer,
+                rank = self.rank,
+                peer = self.peer,
+                "{e}: the queue pair is destroyed instead"
+            );
             self.destroy();
         }
     }

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use pushgate_driver_shim::abi;
+use pushgate_driver_shim::limited;
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_driver_shim::record::{Record, RecordWords};
 use pushgate_driver_shim::segment::Geometry;
@@ -505,7 +506,9 @@ impl Link for VerbsLink {
             PathFound::Unasked => self.line.touch(),
             PathFound::Silent => {
                 let cause = self.diagnose().unwrap_or(abi::PUSHGATE_DOWN_RETRY);
-                tracing::error!(
+                limited!(
+                    error,
+                    self.peer,
                     rank = self.rank,
                     peer = self.peer,
                     device = self.device.name(),
@@ -523,7 +526,9 @@ impl Link for VerbsLink {
         let in_error = || {
             let in_error = self.rc.as_ref().is_none_or(Rc::is_in_error);
             if in_error {
-                tracing::error!(
+                limited!(
+                    error,
+                    self.peer,
                     rank = self.rank,
                     peer = self.peer,
                     "the RDMA queue pair is in an error state"
@@ -532,7 +537,7 @@ impl Link for VerbsLink {
             in_error
         };
         if let Some(cause) = self.health.looked(news, in_error, self.diagnose(), now) {
-            tracing::error!(
+            limited!(error, self.peer,
                 rank = self.rank,
                 peer = self.peer,
                 device = device.name(),

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use pushgate_driver_shim::abi;
+use pushgate_driver_shim::limited;
 use pushgate_driver_shim::record::{Opcode, Record, RecordWords, lap_of};
 
 use super::super::chain::{Remote, Sge};
@@ -125,7 +126,7 @@ impl VerbsLink {
     /// The device took no request. The port may say why a moment later.
     #[cold]
     pub(super) fn refused(&mut self, what: &str, e: &std::io::Error) {
-        tracing::error!(rank = self.rank, peer = self.peer, "{what}: {e}");
+        limited!(error, self.peer, rank = self.rank, peer = self.peer, "{what}: {e}");
         self.health.doubt(abi::PUSHGATE_DOWN_WC);
     }
 

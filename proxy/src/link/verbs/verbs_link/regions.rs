@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use pushgate_driver_shim::limited;
 use pushgate_driver_shim::record::{Opcode, Record};
 
 use super::super::inbox::REGION_WORDS;
@@ -106,7 +107,13 @@ impl OwnRegions for VerbsLink {
                 self.publish(key, entry);
             }
             // Payload for it lands in the mirror and is moved from there.
-            Err(e) => tracing::info!(rank = self.rank, peer = self.peer, "{e}: its payload will be copied"),
+            Err(e) => limited!(
+                info,
+                self.peer,
+                rank = self.rank,
+                peer = self.peer,
+                "{e}: its payload will be copied"
+            ),
         }
     }
 

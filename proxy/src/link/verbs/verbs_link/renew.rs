@@ -19,6 +19,7 @@ use super::{VerbsLink, echo, interval};
 use crate::frame::Frame;
 use crate::link::{Renew, RenewError};
 use crate::region::MAX_REGIONS;
+use pushgate_driver_shim::log::Foreign;
 
 /// The answer of a task beside the engine.
 type Answer<T> = Receiver<T>;
@@ -161,7 +162,7 @@ impl VerbsLink {
             return Err("descriptors with its offer of the next RDMA link, expected none".into());
         }
         let theirs: NextOffer = serde_json::from_slice(&frame.bytes)
-            .map_err(|e| format!("its offer of the next RDMA link: {e}"))?;
+            .map_err(|e| format!("its offer of the next RDMA link: {}", Foreign::word(e)))?;
         let ours = self.kept.end.offer(&made.rc, &made.gid, made.psn, made.told());
         let agreed = theirs.offer.check(&ours, self.peer)?;
         let fixed = (self.peer_geometry, self.peer_link_log, self.imm, self.peer_receives.is_some(), true);
@@ -344,8 +345,9 @@ impl Renew for VerbsLink {
 
     fn go(&mut self, places: &[u8], accepted: u64) -> Result<(), RenewError> {
         let end = &self.kept.end;
-        let places: Places = serde_json::from_slice(places)
-            .map_err(|e| RenewError::Peer(format!("its places of the next RDMA link: {e}")))?;
+        let places: Places = serde_json::from_slice(places).map_err(|e| {
+            RenewError::Peer(format!("its places of the next RDMA link: {}", Foreign::word(e)))
+        })?;
         places.check(&end.geometry, end.link_log).map_err(RenewError::Peer)?;
         let Next::Prepared(mut made, agrees) = std::mem::take(&mut self.next) else {
             unreachable!("a link goes live when both ends have prepared")

@@ -8,6 +8,7 @@ use pushgate::{
     Comm, Context, DeviceBuffer, Launch, Module, QpConfig, QueuePair, Region, Shared, Stream, WaitOutcome,
     status_name, upload_descriptors,
 };
+use pushgate_driver_shim::log::Foreign;
 use serde::{Deserialize, Serialize};
 
 use super::pattern::{Layout, Pattern, Wrong};
@@ -126,7 +127,10 @@ impl Hello {
     /// What came from rank `peer`.
     fn parse(bytes: &[u8], peer: usize) -> Result<Self> {
         let hello: Hello = serde_json::from_slice(bytes).map_err(|e| {
-            anyhow!("rank {peer} said what is no hello of this bench: {e}; is it the same build?")
+            anyhow!(
+                "rank {peer} said what is no hello of this bench: {}; is it the same build?",
+                Foreign::word(e)
+            )
         })?;
         let Hello { blocks, window, .. } = hello;
         ensure!((1..=MOST_BLOCKS).contains(&blocks), "rank {peer} says that it has {blocks} blocks");
