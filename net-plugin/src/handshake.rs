@@ -41,9 +41,9 @@ use crate::socket::{Channel, Frame, Line, Renewal, Stream};
 
 /// Versions that this build speaks of everything that the two ends say to each other.
 pub const VERSIONS: Versions = Versions::new(6, 6);
-/// Time within which a connector must greet. It leaves room for a rank whose thread is held up on a
-/// busy machine. A connection that never greets occupies one descriptor for this time.
-pub const GREETING: Duration = Duration::from_secs(30);
+/// Time within which a connector must greet. NCCL calls it from a thread that also allocates and registers memory, for as long
+/// as that takes. A connection that never greets occupies one descriptor for this time, unless others take its place.
+pub const GREETING: Duration = Duration::from_secs(600);
 /// How many connections may be about to greet.
 pub const STRANGERS: usize = 256;
 /// The most frames that one end takes from the other. Three are needed: greeting, RESUME, READY.
@@ -194,36 +194,18 @@ impl Listener {
                 };
                 let end = NewEnd::new(&self.runtime, Role::Receive, self.class, transport, purpose)?;
                 let offer = end.offer()?;
-                match Progress::new(&self.runtime, channel, end, offer, self.key, transport) {
-                    Ok(mut progress) => {
-                        progress.greeted(again, Role::Receive);
-                        state.current = Some(progress);
-                    }
-                    Err(e) => {
-                        self.gave_up(&e);
-                        continue;
-                    }
-                }
+                let mut progress = Progress::new(&self.runtime, channel, end, offer, self.key, transport)?;
+                progress.greeted(again, Role::Receive);
+                state.current = Some(progress);
             }
             let Some(current) = &mut state.current else { continue };
-            match current.advance(&self.runtime) {
-                Ok(None) => return Ok(None),
-                Ok(Some(joined)) => {
-                    let line = state.current.take().expect("it is there").channel.line().clone();
-                    return Ok(Some(Made { joined: Box::new(joined), line }));
-                }
-                Err(e) => {
-                    state.current = None;
-                    self.gave_up(&e);
-                }
-            }
+            // The connector is the rank that this call waits for: if it fails, no other one comes in its place.
+            let joined = current.advance(&self.runtime).inspect_err(|_| state.current = None)?;
+            return Ok(joined.and_then(|joined| {
+                let line = state.current.take()?.channel.line().clone();
+                Some(Made { joined: Box::new(joined), line })
+            }));
         }
-    }
-
-    /// Logs a connection that failed. The connector notices by the end of its socket, and NCCL by
-    /// the connector.
-    fn gave_up(&self, e: &Failure) {
-        limited!(warn, 0u32, "a connection failed while it was set up; waiting for the next one: {e}");
     }
 
     fn let_in(&self, strangers: &mut Vec<(Channel, Instant)>) -> Result<()> {
@@ -343,7 +325,14 @@ impl Progress {
     /// Returns the queue pair once every frame has been sent and received.
     fn advance(&mut self, runtime: &Runtime) -> Result<Option<Joined>> {
         self.perform(runtime)?;
+        // Looked at before the streams: they come before the other end closes.
+        let is_hung_up = matches!(self.step, Step::Met(_)) && self.channel.stream().is_hung_up();
         self.join(runtime)?;
+        if is_hung_up && matches!(self.step, Step::Met(_)) {
+            return Err(lost(
+                "the other end gave up while the streams of the queue pair were to come; its log says why",
+            ));
+        }
         // What comes after the last frame is the watch's.
         while self.joined.0.is_none()
             && !matches!(self.step, Step::Met(_))
@@ -684,9 +673,59 @@ mod tests {
         for _ in 0..FRAMES {
             channel.send(&end, Vec::new()).unwrap();
         }
-        assert!(listener.accept().unwrap().is_none());
+        let refused = listener.accept().err().expect("it goes on");
+        assert!(refused.text.contains("more than 8 frames"), "{refused}");
         // Greeting and offer at most, then the end of the connection.
         let closed = (0..3).any(|_| channel.receive().is_err());
         assert!(closed, "the connection is still open");
+    }
+
+    /// Calls both ends until the listener waits for a connector that has made an offer and is not called any more.
+    fn begun() -> (Listener, Arc<Runtime>, Attempts, [u8; handle::BYTES]) {
+        let runtime =
+            || Runtime::of_a_test_with(crate::testing::WINDOW, |settings| settings.qp = QpKind::Tcp);
+        let (here, there) = (runtime(), runtime());
+        let (listener, mut bytes) = Listener::new(there, None).unwrap();
+        let attempts = Attempts::new();
+        crate::testing::until(|| {
+            assert!(listener.accept().unwrap().is_none());
+            let is_ready = |current: &Progress| matches!(current.step, Step::Ready(_));
+            if listener.state.lock().unwrap().current.as_ref().is_some_and(is_ready) {
+                return Some(());
+            }
+            assert!(attempts.connect(here.clone(), &mut bytes, None).unwrap().is_none());
+            None
+        });
+        (listener, here, attempts, bytes)
+    }
+
+    #[test]
+    fn p7_a_connector_that_nccl_does_not_call_for_12_seconds_is_joined() {
+        let (listener, here, attempts, mut bytes) = begun();
+        let until = Instant::now() + Duration::from_secs(12);
+        while Instant::now() < until {
+            assert!(listener.accept().unwrap().is_none());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let (mut connected, mut accepted) = (None, None);
+        crate::testing::until(|| {
+            if connected.is_none() {
+                connected = attempts.connect(here.clone(), &mut bytes, None).unwrap();
+            }
+            // Before the streams that the connector has just begun to dial.
+            if accepted.is_none() {
+                accepted = listener.accept().unwrap();
+            }
+            (connected.is_some() && accepted.is_some()).then_some(())
+        });
+        drop((connected, accepted));
+    }
+
+    #[test]
+    fn p7_a_listener_whose_connector_gives_up_in_the_middle_fails_its_accept() {
+        let (listener, _here, attempts, mut bytes) = begun();
+        attempts.abandon(&mut bytes);
+        let e = crate::testing::until(|| listener.accept().err());
+        assert_eq!(e.code, Code::Remote, "{e}");
     }
 }

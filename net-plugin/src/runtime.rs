@@ -294,8 +294,8 @@ impl Runtime {
         Self::of_a_test_with(window, |_| {})
     }
 
-    /// Makes a runtime for tests over `local`, without a GPU: the default settings with a window of `window` bytes, behind
-    /// what `change` does to them.
+    /// Makes a runtime for tests without a GPU: the default settings with a window of `window` bytes, after what `change` does to
+    /// them. Over `local`, or if `qp` is tcp over the loopback device.
     pub fn of_a_test_with(window: u64, change: impl FnOnce(&mut PluginSettings)) -> Arc<Self> {
         let mut settings = PluginSettings::default();
         settings.net_window_size = window;
@@ -306,7 +306,8 @@ impl Runtime {
             AutoOr::Is(most) => Some(under_way::Bound { most, each_gpu: false }),
             _ => None,
         });
-        let (rdma, tcp, gpu, told) = (None, None, None, None);
+        let (rdma, gpu, told) = (None, None, None);
+        let tcp = (settings.qp == QpKind::Tcp).then_some(std::net::Ipv4Addr::LOCALHOST.into());
         let alike = Alike::here(&settings, &properties);
         let loaded =
             Loaded { settings, identity, rdma, no_rdma, tcp, properties, alike, gpu, told, under_way };

@@ -17,6 +17,7 @@ use pushgate_proxy::door;
 use pushgate_proxy::redial::Kept;
 use pushgate_proxy::redial::envelope::tune;
 use rustix::cmsg_space;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -83,6 +84,13 @@ impl Stream {
             }
             Stream::Tcp(_) => None,
         }
+    }
+
+    /// Whether the other end has closed the connection, or its process has ended. What it sent before is still to be received.
+    pub fn is_hung_up(&self) -> bool {
+        let mut fds = [PollFd::new(self, PollFlags::RDHUP)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(poll(&mut fds, Some(&now)), Ok(1..))
     }
 
     /// Sends what the socket takes now, with descriptors along with the first byte; `WouldBlock` if it takes nothing. Over TCP

@@ -61,7 +61,9 @@ pub(super) fn drive(
     let until = Instant::now() + after;
     while !link.joined().map_err(|why| Error::Tcp(format!("streams to rank {peer}: {why}")))? {
         if Instant::now() >= until {
-            return Err(Error::TimedOut { what: format!("waiting for streams to rank {peer}"), after });
+            let what =
+                format!("waiting for streams to rank {peer}, which perhaps does not reach this host's ports");
+            return Err(Error::TimedOut { what, after });
         }
         std::thread::sleep(LOOK);
     }

@@ -29,7 +29,10 @@ use crate::door::{Counted, Door, DoorError, Limits, PASSAGE, Purpose, Secret, St
 const ATTEMPT: Duration = Duration::from_secs(1);
 /// The pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Time for all of a link's streams.
+/// Time for all of a link's streams, for the end that dials, and for the other end where the link replaces another one.
+///
+/// The end that waits for the streams of a first link has no limit here: its peer may begin late, and its caller watches the
+/// peer and the time.
 const ALL: Duration = Duration::from_secs(10);
 /// Streams that are on their way through the door at a time.
 const PLACES: usize = 256;
@@ -128,7 +131,7 @@ impl Host {
     /// will drive the link.
     pub fn meeting(self: &Arc<Self>, dials: bool, readiness: &Arc<Readiness>) -> Box<dyn Meeting> {
         let (host, readiness) = (self.clone(), readiness.clone());
-        Box::new(HostMeeting { host, readiness, dials, token: None, coming: None })
+        Box::new(HostMeeting { host, readiness, dials, has_met: false, token: None, coming: None })
     }
 
     /// How many streams came through the door, and how many did not.
@@ -254,6 +257,8 @@ struct HostMeeting {
     host: Arc<Host>,
     readiness: Arc<Readiness>,
     dials: bool,
+    /// An earlier link had its streams.
+    has_met: bool,
     token: Option<[u8; 16]>,
     coming: Option<Coming>,
 }
@@ -263,7 +268,7 @@ struct Coming {
     streams: Vec<Option<Stream>>,
     arrived: Receiver<Arrived>,
     failed: Receiver<String>,
-    until: Instant,
+    until: Option<Instant>,
     cancelled: Arc<AtomicBool>,
 }
 
@@ -282,8 +287,8 @@ impl Meeting for HostMeeting {
         self.host.shared.waiting().insert(token, to);
         self.token = Some(token);
         let (_, failed) = channel();
-        let until = Instant::now() + ALL;
-        self.coming = Some(Coming { streams: Vec::new(), arrived, failed, until, cancelled: Arc::default() });
+        self.coming =
+            Some(Coming { streams: Vec::new(), arrived, failed, until: None, cancelled: Arc::default() });
         let host = &self.host;
         Ok(Place { addresses: host.addresses.clone(), token: hex(&token), key: host.key.clone() })
     }
@@ -291,14 +296,15 @@ impl Meeting for HostMeeting {
     fn begin(&mut self, peer: &Place, streams: usize) -> Result<(), String> {
         let coming = self.coming.as_mut().ok_or("no place was offered")?;
         coming.streams = (0..streams).map(|_| None).collect();
-        coming.until = Instant::now() + ALL;
+        let until = Instant::now() + ALL;
         if !self.dials {
+            coming.until = self.has_met.then_some(until);
             return Ok(());
         }
         let (to, arrived) = channel();
         let (tell, failed) = channel();
         (coming.arrived, coming.failed) = (arrived, failed);
-        let dialing = Dialing::new(peer, self.host.shared.tuning, coming.until, &coming.cancelled)?;
+        let dialing = Dialing::new(peer, self.host.shared.tuning, until, &coming.cancelled)?;
         let dial = move || {
             for number in 0..streams {
                 match dialing.stream(number) {
@@ -324,6 +330,7 @@ impl Meeting for HostMeeting {
         if !coming.streams.is_empty() && coming.streams.iter().all(Option::is_some) {
             let streams = std::mem::take(&mut coming.streams).into_iter().flatten().collect();
             self.give_up();
+            self.has_met = true;
             let ending = self.host.ending.clone();
             let finish = Box::new(move |streams| {
                 // A host that is gone waits for nobody's last words.
@@ -338,7 +345,7 @@ impl Meeting for HostMeeting {
             self.give_up();
             return Some(Err(why));
         }
-        if Instant::now() >= coming.until {
+        if coming.until.is_some_and(|until| Instant::now() >= until) {
             let at: Vec<_> = self.host.addresses.iter().map(|a| a.to_string()).collect();
             let refused = match self.host.shared.door.counts().last_refused() {
                 Some((from, why)) => format!(" (the last that was refused, {from}: {why})"),
