@@ -34,6 +34,14 @@ struct Sent {
     last: Option<(u64, u64)>,
 }
 
+/// Between two looks of a thread that closes a connection, and has waited so long: what it waits for may need this core.
+fn pause(waited: Duration) {
+    match waited < Duration::from_micros(100) {
+        true => std::thread::yield_now(),
+        false => std::thread::sleep(Duration::from_micros(50)),
+    }
+}
+
 /// Units of the window that are used for a message of `bytes`: the connection's share, but at least two such messages, so
 /// that one can be pushed while the other is pulled.
 fn window(share: &Share, bytes: usize) -> u64 {
@@ -124,7 +132,7 @@ impl Sender {
             if began.elapsed() > SETTLE {
                 return false;
             }
-            std::thread::yield_now();
+            pause(began.elapsed());
         }
     }
 
@@ -156,10 +164,7 @@ impl Sender {
                 ));
                 return;
             }
-            match waited < Duration::from_micros(100) {
-                true => std::thread::yield_now(),
-                false => std::thread::sleep(Duration::from_micros(50)),
-            }
+            pause(waited);
         }
     }
 

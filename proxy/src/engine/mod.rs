@@ -29,7 +29,7 @@ use self::driven::Driven;
 pub use self::leaving::Gone;
 pub use self::machine::{Clock, Machine};
 pub(crate) use self::thread::Thread;
-use self::thread::{Driver, Freeing, HostClock, pin};
+use self::thread::{Driver, Freeing, HostClock, Pause, pin};
 use crate::counters::Counters;
 use crate::endpoint::Endpoint;
 use crate::idle::{Step, Wake};
@@ -206,6 +206,7 @@ impl Engine {
         if let Runs::Thread(_) = &*self.runs {
             return answer.recv().map_err(|_| EngineError::Gone);
         }
+        let mut pause = Pause::default();
         loop {
             let driven = self.drive();
             match answer.try_recv() {
@@ -213,7 +214,8 @@ impl Engine {
                 Err(TryRecvError::Disconnected) => return Err(EngineError::Gone),
                 Err(TryRecvError::Empty) => driven?,
             };
-            std::thread::yield_now();
+            // The answer may wait for a copy by another process, which needs a core.
+            pause.wait();
         }
     }
 

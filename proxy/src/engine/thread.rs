@@ -303,10 +303,10 @@ impl Drop for Driver {
 
 /// A wait for what wakes nobody: it yields at first, then sleeps.
 #[derive(Default)]
-struct Pause(u32);
+pub(super) struct Pause(u32);
 
 impl Pause {
-    fn wait(&mut self) {
+    pub(super) fn wait(&mut self) {
         self.0 += 1;
         match self.0 {
             0..100 => std::thread::yield_now(),
