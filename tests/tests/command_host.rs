@@ -225,7 +225,7 @@ fn a_page_that_can_not_be_written_is_refused() {
         1,
         &format!("{page} is there: --force writes over it, --out FILE names another"),
     );
-    refused(&["report", "--out", "/"], 1, "/ is a folder: --out takes the name of a file");
+    refused(&["report", "--out", "/"], 1, "/ is a folder: name a file in it");
     refused(
         &["report", "--out", "/nonexistent/page.html"],
         1,
