@@ -46,6 +46,12 @@ pub struct Place {
 }
 
 impl Place {
+    /// Some place.
+    #[cfg(test)]
+    pub fn of_a_test() -> Place {
+        Place { at: "127.0.0.1:1".parse().expect("an address"), token: [3; 16], key: [9; 16] }
+    }
+
     /// What both ends of a socket that is dialled there agree on.
     pub fn terms(&self, tls: bool) -> Terms {
         terms(&handle::Key(self.key), tls)
@@ -227,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_place_on_the_wire_shows_its_key_to_those_alone_who_have_the_handle() {
-        let place = Place { at: "127.0.0.1:1".parse().unwrap(), token: [3; 16], key: [9; 16] };
+        let place = Place::of_a_test();
         let [ours, theirs] = [[1; 16], [2; 16]].map(|bytes| handle::Key(bytes).secret());
         let wire = place.hidden(&ours);
         assert!(wire.key != place.key && wire.token == place.token);

@@ -42,6 +42,12 @@ impl Alike {
         Alike(said.into_iter().chain(variables).map(|(name, value)| (name.to_owned(), value)).collect())
     }
 
+    /// These values.
+    #[cfg(test)]
+    pub fn of_a_test(values: &[(&str, &str)]) -> Self {
+        Alike(values.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect())
+    }
+
     /// Values of the two ends that differ, as a sentence; `None`: there are none. What the other end says may be anything.
     pub fn differs(&self, theirs: &Alike) -> Option<String> {
         let names = self.0.keys().chain(theirs.0.keys().filter(|name| !self.0.contains_key(*name)));
@@ -68,15 +74,11 @@ impl Alike {
 mod tests {
     use super::*;
 
-    fn of(values: &[(&str, &str)]) -> Alike {
-        Alike(values.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect())
-    }
-
     #[test]
     fn values_that_differ_are_named_with_both() {
-        let ours = of(&[("devices", "4"), ("NCCL_MIN_NCHANNELS", "8"), ("tuner", "ours")]);
+        let ours = Alike::of_a_test(&[("devices", "4"), ("NCCL_MIN_NCHANNELS", "8"), ("tuner", "ours")]);
         assert_eq!(ours.differs(&ours.clone()), None);
-        let theirs = of(&[("devices", "1"), ("NCCL_MIN_NCHANNELS", "8"), ("more", "a\nb")]);
+        let theirs = Alike::of_a_test(&[("devices", "1"), ("NCCL_MIN_NCHANNELS", "8"), ("more", "a\nb")]);
         let said = ours.differs(&theirs).unwrap();
         for part in [
             "devices is 4 here and 1 there",
@@ -92,7 +94,7 @@ mod tests {
     fn a_peer_that_says_much_makes_no_long_sentence() {
         let many: Vec<_> = (0..10_000).map(|n| (format!("{n:0200}"), "x".repeat(1000))).collect();
         let theirs = Alike(many.into_iter().collect());
-        let said = of(&[("devices", "4"), ("qp", "auto")]).differs(&theirs).unwrap();
+        let said = Alike::of_a_test(&[("devices", "4"), ("qp", "auto")]).differs(&theirs).unwrap();
         assert!(said.len() < 1000, "{}", said.len());
     }
 }

@@ -85,6 +85,12 @@ pub fn sum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ *b as u64).wrapping_mul(0x0100_0000_01b3))
 }
 
+/// Gives a handle its checksum.
+pub fn seal(h: &mut [u8; BYTES]) {
+    let check = sum(&h[..CHECKED]);
+    h[CHECKED..CHECKED + 8].copy_from_slice(&check.to_le_bytes());
+}
+
 impl Handle {
     pub fn encode(&self) -> [u8; BYTES] {
         let mut h = [0; BYTES];
@@ -107,8 +113,7 @@ impl Handle {
         h[48..64].copy_from_slice(&self.listener.boot_id);
         h[64..68].copy_from_slice(&self.listener.pid.to_le_bytes());
         h[68..68 + NAME].copy_from_slice(&self.listener.name);
-        let check = sum(&h[..CHECKED]);
-        h[CHECKED..CHECKED + 8].copy_from_slice(&check.to_le_bytes());
+        seal(&mut h);
         h
     }
 

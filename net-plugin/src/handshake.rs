@@ -605,6 +605,7 @@ fn greet(
 #[cfg(test)]
 mod tests {
     use pushgate::settings::QpKind;
+    use pushgate_tests::fuzz::{depth, fuzz, kind};
 
     use super::*;
 
@@ -727,5 +728,48 @@ mod tests {
         attempts.abandon(&mut bytes);
         let e = crate::testing::until(|| listener.accept().err());
         assert_eq!(e.code, Code::Remote, "{e}");
+    }
+
+    #[test]
+    #[ignore = "the step fuzz runs this"]
+    fn p8_fuzz_no_greeting_or_handle_of_a_stranger_makes_an_end_of_the_plugin_panic() {
+        let key = Key([7; 16]);
+        let ours = Alike::of_a_test(&[("devices", "4"), ("tuner", "ours")]);
+        let again = Place::of_a_test();
+        let handle = |unix, tcp| {
+            let between = Between { verbs: false, tcp: true };
+            Handle { key, unix, tcp, between, listener: Identity::here() }.encode().to_vec()
+        };
+        let seeds = [
+            greet_with(&key, &ours, None, false),
+            greet_with(&key, &Alike::of_a_test(&[("devices", "8")]), Some(again), true),
+            handle(false, Some("10.1.2.3:4567".parse().unwrap())),
+            handle(true, Some("[fe80::1%3]:9".parse().unwrap())),
+        ];
+        greeting(&seeds[0], &key).unwrap();
+        fuzz(&seeds, |bytes| {
+            if let Ok(mut bytes) = <[u8; handle::BYTES]>::try_from(bytes) {
+                // The checksum finds accidents; a stranger makes it right.
+                handle::seal(&mut bytes);
+                return match Handle::decode(&bytes) {
+                    Ok(handle) => {
+                        assert!(handle.unix || handle.tcp.is_some());
+                        assert!(!handle.listener.to_string().contains(char::is_control));
+                        handle.unix as u64
+                            | (handle.tcp.is_some() as u64) << 1
+                            | (handle.between.verbs as u64) << 2
+                    }
+                    Err(e) => kind(e),
+                };
+            }
+            match greeting(bytes, &key) {
+                Ok(heard) => {
+                    let why = ours.differs(&heard.told).unwrap_or_default();
+                    assert!(!why.contains(char::is_control) && why.len() < 4096, "{why:?}");
+                    depth(why.len()) << 2 | (heard.again.is_some() as u64) << 1 | heard.links as u64
+                }
+                Err(e) => kind(e),
+            }
+        });
     }
 }

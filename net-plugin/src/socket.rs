@@ -503,6 +503,7 @@ mod tests {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
     use super::*;
+    use pushgate_tests::fuzz::{depth, fuzz, kind};
 
     fn pair() -> (Channel, Channel) {
         let (a, b) = std::os::unix::net::UnixStream::pair().unwrap();
@@ -583,5 +584,38 @@ mod tests {
             rustix::io::write(a.stream(), garbage).unwrap();
             assert_eq!(b.receive().unwrap_err().kind(), ErrorKind::InvalidData, "{garbage:?}");
         }
+    }
+
+    #[test]
+    #[ignore = "the step fuzz runs this"]
+    fn p8_fuzz_no_bytes_of_a_peer_make_its_frames_panic_or_be_longer_than_allowed() {
+        let offer = framed(&[7; 300], 0);
+        let seeds = [
+            [framed(b"hello", 0), framed(&[], 0)].concat(),
+            offer,
+            framed(&[&RECEIVED[..], &[9; 8]].concat(), 0),
+        ];
+        let mut frames = 0;
+        let mut target = |bytes: &[u8]| {
+            let (a, mut b) = pair();
+            rustix::io::write(a.stream(), bytes).unwrap();
+            drop(a);
+            let mut answer = 0u64;
+            loop {
+                match b.receive() {
+                    Ok(Some((bytes, fds))) => {
+                        assert!(bytes.len() <= MAX_BYTES && fds.is_empty());
+                        frames += 1;
+                        answer =
+                            answer.wrapping_mul(31) + depth(bytes.len()) + received(&bytes).map_or(0, |_| 16);
+                    }
+                    Ok(None) => unreachable!("the peer has closed"),
+                    Err(e) => return answer ^ kind(e),
+                }
+            }
+        };
+        seeds.iter().for_each(|seed| _ = target(seed));
+        fuzz(&seeds, &mut target);
+        assert!(frames >= 4, "what a peer sends is taken");
     }
 }

@@ -406,6 +406,10 @@ pub fn peer_groups(stream: &UnixStream) -> io::Result<Vec<u32>> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+
+    use pushgate_tests::fuzz::{fuzz, kind};
+
     use super::*;
 
     #[test]
@@ -422,5 +426,84 @@ mod tests {
         let cred = peer_cred(&a).unwrap();
         assert_eq!(cred.uid, rustix::process::geteuid().as_raw());
         assert_eq!(cred.pid, std::process::id() as i32);
+    }
+
+    #[test]
+    #[ignore = "the step fuzz runs this"]
+    fn p8_fuzz_no_bytes_of_a_program_make_its_requests_or_a_proxys_answers_panic() {
+        let options = QpOptions {
+            peer: 1,
+            posted_receives: true,
+            reader_flushes: false,
+            stuck_ns: u64::MAX,
+            in_place_share: 128,
+            slow_ns: 1,
+            ungated: false,
+            key_seed: 7,
+        };
+        let (one, qp) = (Incarnation::MIN, QpId(3));
+        let session = SessionOffer { tag: 1, own: one, peer: one, epoch: 2, recover_ns: 3 };
+        let requests = [
+            Request::Hello { version: 2, newest: Some(3), name: "a program".into() },
+            Request::AddQp {
+                options,
+                wake: Wake::Polled,
+                bell: false,
+                peer_bell: false,
+                session: Some(session),
+            },
+            Request::ResumeQp { options, wake: Wake::Doorbell, bell: false, peer_bell: false, session },
+            Request::AddRegion { qp, bytes: 4096 },
+            Request::RestoreRegion { key: 7, bytes: 4096 },
+            Request::Fail { qp: None, status: 1 },
+            Request::Usage,
+        ];
+        let held = UserUsage { uid: 1, held: Amounts::default(), cpu_ns: 1, nice: 5 };
+        let usage = Usage { proxy: 0, quota: Amounts::default(), users: vec![held; 2], left_out: 0 };
+        let replies: [Reply; 5] = [
+            Ok(Answer::Welcome { version: 3 }),
+            Ok(Answer::Counters(Counters::default())),
+            Ok(Answer::Usage(usage)),
+            Err(Refusal::Why("no".into())),
+            Err(Refusal::NoQp(3)),
+        ];
+        fn framed(which: u8, message: &impl Serialize) -> Vec<u8> {
+            let (ours, mut theirs) = UnixStream::pair().unwrap();
+            send(&ours, message, &[]).unwrap();
+            drop(ours);
+            let mut all = vec![which];
+            theirs.read_to_end(&mut all).unwrap();
+            all
+        }
+        // The first byte says which of the two ends has sent the rest.
+        let seeds: Vec<_> = (requests.iter().map(|request| framed(0, request)))
+            .chain(replies.iter().map(|reply| framed(1, reply)))
+            .collect();
+        let taken = std::cell::Cell::new(0);
+        let target = |bytes: &[u8]| {
+            let Some((which, bytes)) = bytes.split_first() else { return 0 };
+            let (ours, mut theirs) = UnixStream::pair().unwrap();
+            theirs.write_all(bytes).unwrap();
+            drop(theirs);
+            let mut answer = 0;
+            loop {
+                let shown = match which % 2 {
+                    0 => recv_from_peer::<Request>(&PeerStream::from(ours.try_clone().unwrap()))
+                        .map(|(request, _)| format!("{request:?}")),
+                    _ => recv::<Reply>(&ours).map(|(reply, _)| match reply {
+                        Err(refusal) => EngineError::from(refusal).to_string(),
+                        Ok(answer) => format!("{answer:?}"),
+                    }),
+                };
+                match shown {
+                    Ok(shown) => answer ^= kind(shown),
+                    Err(e) => return answer ^ kind(e),
+                }
+                taken.set(taken.get() + 1);
+            }
+        };
+        seeds.iter().for_each(|seed| _ = target(seed));
+        assert_eq!(taken.get(), seeds.len());
+        fuzz(&seeds, target);
     }
 }

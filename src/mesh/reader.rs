@@ -488,3 +488,86 @@ impl Shared {
         Ok(None)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::io;
+    use std::os::fd::{BorrowedFd, OwnedFd};
+
+    use pushgate_driver_shim::abi;
+    use pushgate_driver_shim::fdpass::Carrier;
+    use pushgate_proxy::connect::Incarnation;
+    use pushgate_proxy::session::Status;
+    use pushgate_tests::fuzz::{depth, fuzz, kind};
+    use pushgate_tests::hang;
+
+    use super::super::{Mesh, unix};
+    use super::*;
+
+    /// What has come of a peer.
+    struct Come<'a>(Cell<&'a [u8]>);
+
+    impl Carrier for Come<'_> {
+        fn send_some(&self, _: &[u8], _: &[BorrowedFd<'_>]) -> io::Result<Option<usize>> {
+            unreachable!("nothing is sent here")
+        }
+
+        fn recv_some(&self, bytes: &mut [u8], _: &mut Vec<OwnedFd>) -> io::Result<Option<(usize, bool)>> {
+            let n = bytes.len().min(self.0.get().len());
+            let (now, later) = self.0.get().split_at(n);
+            bytes[..n].copy_from_slice(now);
+            self.0.set(later);
+            Ok(Some((n, false)))
+        }
+    }
+
+    #[test]
+    #[ignore = "the step fuzz runs this"]
+    fn p8_fuzz_no_frames_of_a_rank_make_the_reader_panic_or_keep_more_than_its_limit() {
+        const ROUTED: u32 = QUEUE_PAIRS + 1;
+        let most = Most { bytes: 4096, fds: 16, share: 16 };
+        let own = unix::pairs(3).unwrap().remove(0);
+        let mesh = Mesh::new(0, own, hang(), None).unwrap();
+        let events = Events { lost: Box::new(|_| {}), ended: Box::new(|_| {}) };
+        let frame = |label: u32, body: &[u8]| {
+            let header = [body.len() as u32 + 4, 0, label].map(u32::to_le_bytes).concat();
+            [&header, body].concat()
+        };
+        let (one, status) = (Incarnation::MIN, Status::new(abi::PUSHGATE_ABORTED));
+        let end = connect::end(one, Some(one), status);
+        let other = [&[1], &end[1..]].concat();
+        let seeds = [
+            frame(BEAT, &7u64.to_le_bytes()),
+            frame(LOST, &2u32.to_le_bytes()),
+            frame(BYE, &[]),
+            frame(5, b"for a call"),
+            [frame(QUEUE_PAIRS, &end), frame(ROUTED, &other), frame(ROUTED, &end)].concat(),
+        ];
+        fuzz(&seeds, |bytes| {
+            *mesh.shared.inbox.state() = Default::default();
+            let _under_way = mesh.set_up(1, QUEUE_PAIRS);
+            let joined = mesh.set_up(1, ROUTED);
+            let (channel, mailbox) = joined.channels();
+            joined.joined(one, Some((mailbox, Arc::new(|| {}))));
+            let (come, mut incoming, mut frames) = (Come(Cell::new(bytes)), Incoming::default(), 0);
+            let ends = loop {
+                let frame = match incoming.receive(&come, MAX_BYTES, MAX_FDS) {
+                    Ok(frame) => frame.expect("there are bytes, or the end"),
+                    Err(e) => break kind(e),
+                };
+                frames += 1;
+                match mesh.shared.deliver(1, frame, most, &events) {
+                    Ok(None) => {}
+                    Ok(Some(_)) => break 1,
+                    Err(why) => break kind(why),
+                }
+                let state = mesh.shared.inbox.state();
+                let kept = state.waiting.get(&1).map_or(0, |load| load.bytes);
+                assert!(kept <= most.bytes && state.reported.len() <= 1, "{kept} bytes");
+            };
+            drop(channel);
+            ends ^ depth(frames) ^ depth(mesh.shared.inbox.state().frames.len()) << 8
+        });
+    }
+}

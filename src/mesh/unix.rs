@@ -412,8 +412,10 @@ fn check_owner(stream: &UnixStream, rank: u32) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
     use std::thread;
 
+    use pushgate_tests::fuzz::{fuzz, kind};
     use pushgate_tests::hang;
     use rustix::thread::set_thread_res_uid;
 
@@ -442,5 +444,59 @@ mod tests {
             name("job", 0)
         });
         assert_ne!(user.join().unwrap(), name("job", 0));
+    }
+
+    #[test]
+    #[ignore = "the step fuzz runs this"]
+    fn p8_fuzz_no_greeting_or_answer_of_a_stranger_makes_a_rank_of_this_host_panic() {
+        const PROOF: &[u8] = b"the proof";
+        // A stranger's socket that has said these bytes, and sends no more.
+        let said = |bytes: &[u8]| {
+            let (ours, mut theirs) = UnixStream::pair().unwrap();
+            theirs.write_all(bytes).unwrap();
+            PeerStream::from(ours)
+        };
+        let me = Me {
+            job: "fuzz",
+            rank: 1,
+            size: 4,
+            timeout: hang(),
+            deadline: Instant::now() + 100 * hang(),
+            process: None,
+            proof: PROOF,
+        };
+        let frame = |bytes: &[u8]| [&(bytes.len() as u32).to_le_bytes()[..], &[0; 4], bytes].concat();
+        let words = [VERSION, 2, 1, 4].map(u32::to_le_bytes).concat();
+        let greeting = frame(&[&words, PROOF].concat());
+        let taken = Incoming::default().receive(&said(&greeting), MAX_HELLO, 1).unwrap().unwrap();
+        assert_eq!(me.check(&said(&[]), taken).unwrap().0, 2);
+        // The first byte says which of the two it is.
+        let seeds = [
+            [&[0][..], &greeting].concat(),
+            [&[1][..], &frame(&[WELCOME])].concat(),
+            [&[1][..], &frame(b"\x01another job")].concat(),
+        ];
+        fuzz(&seeds, |bytes| {
+            let Some((which, bytes)) = bytes.split_first() else { return 0 };
+            let stream = said(bytes);
+            if which % 2 == 1 {
+                return match me.answered(stream, 0) {
+                    Ok(Ok(_)) => 1,
+                    Ok(Err(e)) => kind(e),
+                    Err(e) => kind(e),
+                };
+            }
+            match Incoming::default().receive(&stream, MAX_HELLO, 1) {
+                Ok(Some(frame)) => match me.check(&stream, frame) {
+                    Ok((from, _)) => {
+                        assert!(from > me.rank && from < me.size);
+                        2
+                    }
+                    Err(why) => kind(why),
+                },
+                Ok(None) => 3,
+                Err(e) => kind(e),
+            }
+        });
     }
 }

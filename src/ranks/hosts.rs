@@ -3,10 +3,23 @@
 /// The most hosts or nodes that a list may have. A job has fewer ranks than that.
 const MOST: usize = 1 << 16;
 
+/// The longest name of a host, its numbers aside, bytes: each of [`MOST`] hosts has it. Linux has names of 64.
+const LONGEST: usize = 128;
+/// The most pairs of brackets of a name, each of which takes a stretch of the stack.
+const MOST_BRACKETS: usize = 4;
+
 /// The hosts of a list, in order. An error says what is wrong with the list.
 pub(super) fn hosts(list: &str) -> Result<Vec<String>, String> {
     let mut all = Vec::new();
     for entry in split(list)? {
+        let outside =
+            entry.split('[').map(|part| part.split_once(']').map_or(part, |(_, after)| after).len());
+        if outside.sum::<usize>() > LONGEST {
+            return Err(format!("it has a name of more than {LONGEST} bytes"));
+        }
+        if entry.matches('[').count() > MOST_BRACKETS {
+            return Err(format!("it has a name with more than {MOST_BRACKETS} brackets"));
+        }
         all.extend(expand(entry, MOST - all.len())?);
     }
     if all.is_empty() { Err("it names no host".into()) } else { Ok(all) }
@@ -91,6 +104,8 @@ pub(super) fn tasks_of(list: &str, node: u32) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use pushgate_tests::fuzz::{depth, fuzz, kind};
+
     use super::*;
 
     #[test]
@@ -123,6 +138,10 @@ mod tests {
             ("a[0-99999999999999999999]", "no range"),
             ("a[0-999999999999999]", "more than 65536"),
             ("a[0-999]b[0-999]", "more than 65536"),
+            // Names of 64 MiB in all.
+            (&format!("{}[1-60000]", "a".repeat(1200)), "more than 128 bytes"),
+            // One level of a recursion for each.
+            (&"[1]".repeat(100_000), "more than 4 brackets"),
         ] {
             let e = hosts(list).unwrap_err();
             assert!(e.contains(says), "{list}: {e}");
@@ -137,5 +156,24 @@ mod tests {
         for list in ["", "x", "2(x", "2(x3", "2(xa)"] {
             assert_eq!(tasks_of(list, 0), None, "{list}");
         }
+    }
+
+    #[test]
+    #[ignore = "the step fuzz runs this"]
+    fn p8_fuzz_no_list_of_hosts_makes_its_reader_panic_or_fill_memory() {
+        let lists = ["node[01-03,7],gpu1", "r[1-2]n[1,3]", "2(x3),1,4(x2)", "n[0008-9999]-ib"];
+        let seeds = lists.map(|list| list.as_bytes().to_vec());
+        fuzz(&seeds, |bytes| {
+            let list = String::from_utf8_lossy(bytes);
+            let tasks = tasks_of(&list, bytes.len() as u32).is_some() as u64;
+            let hosts = match hosts(&list) {
+                Ok(hosts) => {
+                    assert!((1..=MOST).contains(&hosts.len()));
+                    depth(hosts.len())
+                }
+                Err(why) => kind(why),
+            };
+            hosts << 1 | tasks
+        });
     }
 }

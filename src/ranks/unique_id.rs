@@ -194,6 +194,8 @@ fn address() -> IpAddr {
 
 #[cfg(test)]
 mod tests {
+    use pushgate_tests::fuzz::{fuzz, kind};
+
     use super::*;
 
     fn id() -> [u8; UniqueId::BYTES] {
@@ -245,5 +247,23 @@ mod tests {
             assert!(text.parse::<UniqueId>().unwrap_err().is_config(), "{text}");
         }
         assert!("0".repeat(256).parse::<UniqueId>().is_err());
+    }
+
+    #[test]
+    #[ignore = "the step fuzz runs this"]
+    fn p8_fuzz_no_text_or_bytes_of_an_id_make_its_reader_panic_and_what_it_takes_is_an_id() {
+        let text = UniqueId(id()).to_string();
+        let seeds = [id().to_vec(), text.into_bytes()];
+        fuzz(&seeds, |bytes| {
+            let text = std::str::from_utf8(bytes).unwrap_or_default().parse::<UniqueId>();
+            match UniqueId::from_bytes(bytes).or(text) {
+                Ok(id) => {
+                    assert_eq!(id.to_string().parse::<UniqueId>().unwrap(), id);
+                    assert!(id.place().port() != 0 && !id.place().ip().is_unspecified());
+                    id.place().is_ipv4().into()
+                }
+                Err(e) => kind(e),
+            }
+        });
     }
 }

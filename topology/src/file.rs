@@ -19,11 +19,11 @@ const VERSION: u32 = 1;
 pub(crate) const LARGEST: usize = 4 << 20;
 
 /// The most GPUs of a host that are accepted; each makes a pair with each NIC.
-const MOST_GPUS: usize = 64;
+pub(crate) const MOST_GPUS: usize = 64;
 /// The most entries of another table that are accepted; each is looked up among the others.
-const MOST: usize = 1 << 12;
+pub(crate) const MOST: usize = 1 << 12;
 /// The most PCI functions of a host that are accepted.
-const MOST_DEVICES: usize = 1 << 14;
+pub(crate) const MOST_DEVICES: usize = 1 << 14;
 
 /// Why a file does not describe a machine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

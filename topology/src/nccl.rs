@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use roxmltree::{Document, Node as Element};
 
 use crate::address::{Address, hex};
-use crate::file::{FileError, LARGEST};
+use crate::file::{FileError, LARGEST, MOST, MOST_DEVICES, MOST_GPUS};
 use crate::link::{Link, LinkState, parse_speed, parse_width};
 use crate::machine::Node;
 use crate::tree::{
@@ -24,11 +24,18 @@ impl Topology {
         if xml.len() > LARGEST {
             return Err(FileError::Xml(format!("{} bytes; at most {LARGEST} are read", xml.len())));
         }
+        // The parser compares each attribute of an element with every other one.
+        let attributes = xml.split('<').map(|element| element.matches('=').count()).max().unwrap_or(0);
+        within(attributes, MOST_ATTRIBUTES, |n| format!("an element with {n} attributes"))?;
         let document = Document::parse(xml).map_err(|e| FileError::Xml(e.to_string()))?;
         let system = document.root_element();
         if system.tag_name().name() != "system" {
             let name = system.tag_name().name();
             return Err(FileError::Xml(format!("its first element is <{name}>, where <system> should be")));
+        }
+        for (name, most) in [("pci", MOST_DEVICES), ("net", MOST), ("nvlink", MOST)] {
+            let n = system.descendants().filter(|element| element.has_tag_name(name)).count();
+            within(n, most, |n| format!("{n} <{name}>"))?;
         }
         let mut reading = Reading::default();
         reading.topology.source = Source::File;
@@ -36,6 +43,7 @@ impl Topology {
             reading.cpu(cpu);
         }
         let mut t = reading.topology;
+        within(t.gpus.len(), MOST_GPUS, |n| format!("{n} GPUs"))?;
         if t.functions.is_empty() && t.nics.is_empty() {
             return Err(FileError::Xml("it has no <cpu> with a <pci> in it".into()));
         }
@@ -45,6 +53,14 @@ impl Topology {
         t.settle();
         Ok(t)
     }
+}
+
+/// The most attributes of an element that are accepted.
+const MOST_ATTRIBUTES: usize = 1024;
+
+/// Refuses more than `most` of something, which `named` names with their number.
+fn within(n: usize, most: usize, named: impl Fn(usize) -> String) -> Result<(), FileError> {
+    if n > most { Err(FileError::Xml(format!("{}; at most {most} are read", named(n)))) } else { Ok(()) }
 }
 
 fn elements<'a, 'i: 'a>(of: Element<'a, 'i>, name: &'static str) -> impl Iterator<Item = Element<'a, 'i>> {

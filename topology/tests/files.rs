@@ -250,3 +250,29 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn p8_a_file_of_nccls_that_says_more_than_a_host_has_is_refused_and_not_read_for_minutes() {
+    let many = |n: usize, one: &dyn Fn(usize) -> String| (0..n).map(one).collect::<String>();
+    let busid = |n: usize| format!("{:04x}:{:02x}:00.0", n >> 8, n & 0xff);
+    let gpu = |n| format!(r#"<pci busid="{}" class="0x030200"/>"#, busid(n));
+    let function = |n| format!(r#"<pci busid="{}"/>"#, busid(n));
+    for (inside, says) in [
+        (many(65, &gpu), "65 GPUs; at most 64 are read"),
+        (many(1 << 15, &function), "32768 <pci>; at most 16384 are read"),
+        (
+            format!("<nic>{}</nic>", many(5000, &|n| format!(r#"<net name="n{n}"/>"#))),
+            "5000 <net>; at most 4096 are read",
+        ),
+        (many(5000, &|_| "<nvlink/>".into()), "5000 <nvlink>; at most 4096 are read"),
+        // The reader of XML compares each attribute of an element with every other one.
+        (
+            format!("<pci {}/>", many(300_000, &|n| format!(r#"a{n}="" "#))),
+            "an element with 300000 attributes; at most 1024 are read",
+        ),
+    ] {
+        let refused =
+            Topology::from_nccl(&format!("<system><cpu>{inside}</cpu></system>")).unwrap_err().to_string();
+        assert!(refused.contains(says), "{refused}");
+    }
+}

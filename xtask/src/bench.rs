@@ -28,6 +28,8 @@ pub struct Bench {
     pub guard: Guard,
     /// The factor by which the tests multiply their limits against a hang.
     pub patience: u32,
+    /// Steps may take longer: a run with `--full`.
+    pub full: bool,
     /// Nothing may be installed.
     pub no_install: bool,
     /// Parts of the step that were left out, and why.

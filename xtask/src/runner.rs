@@ -157,6 +157,7 @@ impl Runner {
             step: "",
             guard,
             patience: 1,
+            full: options.full,
             no_install: options.no_install,
             skips: Vec::new(),
         };

@@ -247,6 +247,15 @@ pub const STEPS: &[Step] = &[
         run: simulate,
     },
     Step {
+        name: "fuzz",
+        budget: 20,
+        when: When::Default,
+        lane: Lane::Beside,
+        needs: &[Need::Cxx],
+        about: "changed bytes for each parser that a stranger reaches, a second for each, 20 with --full: no panic, no hang, bounded memory",
+        run: fuzz,
+    },
+    Step {
         name: "example",
         budget: 12,
         when: When::Default,
@@ -576,6 +585,18 @@ fn simulate(bench: &mut Bench) -> Result<Outcome> {
     process::run(command, bench.guard)?;
     bench.cargo(&[sim::UNIT_TESTS, &["--release"]].concat())?;
     bench.cargo(&[sim::TESTS, &["--release"]].concat())
+}
+
+/// Runs the parsers' tests one by one, each for a second or for 20.
+fn fuzz(bench: &mut Bench) -> Result<Outcome> {
+    // The whole workspace, so that the step has the build of the step tests.
+    let mut command = bench.command();
+    command.args(["test", "--workspace", "--release", "--lib", "--bins", "--test", "fuzz", "--no-fail-fast"]);
+    command.args(["--", "--ignored", "p8_fuzz_", "--test-threads", "1", "--nocapture"]);
+    command.env("_PUSHGATE_TEST_FUZZ_SECONDS", if bench.full { "20" } else { "1" });
+    let output = process::capture(command, true, bench.guard)?;
+    ensure!(output.contains("p8_fuzz_"), "no test is named p8_fuzz_");
+    Ok(Outcome::Passed)
 }
 
 fn tsan(bench: &mut Bench) -> Result<Outcome> {

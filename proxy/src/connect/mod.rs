@@ -245,8 +245,10 @@ mod tests {
     use pushgate_driver_shim::memory::SharedMemory;
     use pushgate_driver_shim::segment::{Geometry, Segment, write_header};
     use pushgate_driver_shim::window::Window;
+    use pushgate_tests::fuzz::{fuzz, kind};
 
     use super::*;
+    use crate::session::Status;
 
     const GEOMETRY: Geometry = Geometry {
         window_log: 6,
@@ -311,5 +313,75 @@ mod tests {
             "in_order":true,"events":false,"posted_receives":false}},"note":null}"#;
         let over_rdma = |_| Frame { bytes: verbs.into(), along: Fds::default() };
         assert!(refused(&over_rdma, 0).contains("one end is qp = local, the other qp = verbs"));
+    }
+
+    #[test]
+    #[ignore = "the step fuzz runs this"]
+    fn p8_fuzz_no_frames_or_offers_of_a_peer_make_a_meeting_panic_or_ask_for_memory() {
+        let aborted = || Status::new(pushgate_driver_shim::abi::PUSHGATE_ABORTED);
+        let end = |offer: &[u8]| {
+            let offer = Frame { bytes: offer.to_vec(), along: Fds::default() };
+            Connect::new(Incarnation::MIN, offer, u64::MAX, aborted(), 0)
+        };
+        // What one end sends until it is ready, each frame behind its length.
+        let offer = opening(1, true).offer(7, &[]).unwrap().bytes;
+        let (mut ends, mut said) = ([end(&offer), end(&offer)], Vec::new());
+        let mut live = 0;
+        while live < 2 {
+            for (from, to) in [(0, 1), (1, 0)] {
+                match ends[from].poll() {
+                    Some(Event::Send(frame)) => {
+                        if from == 0 {
+                            said.extend((frame.bytes.len() as u16).to_le_bytes());
+                            said.extend(&frame.bytes);
+                        }
+                        ends[to].take(frame, 0).unwrap();
+                    }
+                    Some(Event::Prepare { epoch, .. }) => ends[from].prepared(epoch, b"places".to_vec(), 0),
+                    Some(Event::Go { .. }) => live += 1,
+                    Some(Event::Fence | Event::End(_)) => unreachable!("nothing breaks"),
+                    None => {}
+                }
+            }
+        }
+        let farewell = pushgate_core::connect::end(Incarnation::MIN, None, aborted());
+        let farewell = [&(farewell.len() as u16).to_le_bytes(), &farewell[..]].concat();
+        let seeds = [said.clone(), [said, farewell].concat()];
+        let met = std::cell::Cell::new(0);
+        let target = |bytes: &[u8]| {
+            let (mut own, mut rest, mut answer) = (end(&offer), bytes, 0u64);
+            loop {
+                while let Some(event) = own.poll() {
+                    answer = answer.wrapping_mul(31)
+                        ^ match event {
+                            Event::Send(frame) => u64::from(frame.bytes[0]),
+                            Event::Prepare { epoch, offer } => {
+                                own.prepared(epoch, Vec::new(), 0);
+                                let along = opening(1, true).offer(7, &[]).unwrap().along;
+                                let offer = Frame { along, ..offer };
+                                match opening(0, false).prepare::<u32>(1, offer, 0, &mut no_memory) {
+                                    Ok((prepared, ..)) => {
+                                        met.set(met.get() + 1);
+                                        prepared.meet(b"").is_ok().into()
+                                    }
+                                    Err(e) => kind(e),
+                                }
+                            }
+                            Event::Go { accepted, .. } => 16 + u64::from(accepted > 0),
+                            Event::Fence => 18,
+                            Event::End(_) => return answer ^ 19,
+                        };
+                }
+                let Some((length, behind)) = rest.split_first_chunk() else { return answer };
+                let now;
+                (now, rest) = behind.split_at(behind.len().min(u16::from_le_bytes(*length).into()));
+                if let Err(e) = own.take(Frame { bytes: now.to_vec(), along: Fds::default() }, 0) {
+                    return answer ^ kind(e);
+                }
+            }
+        };
+        seeds.iter().for_each(|seed| _ = target(seed));
+        assert_eq!(met.get(), 2, "the offers are taken");
+        fuzz(&seeds, target);
     }
 }

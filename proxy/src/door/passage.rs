@@ -191,3 +191,88 @@ impl Passage {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{Ipv4Addr, Shutdown, TcpListener};
+    use std::time::Duration;
+
+    use pushgate_tests::fuzz::{depth, fuzz, kind};
+    use rustix::net::sockopt::set_socket_linger;
+
+    use super::super::tls::Tls;
+    use super::super::{Purpose, Secret};
+    use super::*;
+
+    const MOST: usize = 100;
+    /// Random bytes of the listener and of the dialer: the same each time, so that the same proof is right.
+    const NONCES: [[u8; 32]; 2] = [[1; 32], [2; 32]];
+
+    fn terms(tls: bool) -> Terms {
+        Terms { secret: Secret::new(&[7; 32]).unwrap(), purpose: Purpose::MESH, tls }
+    }
+
+    /// What the dialer says up to the encryption or to the end of its proof.
+    fn proof(tls: bool) -> Vec<u8> {
+        let [mut listener, mut dialer] =
+            [false, true].map(|dials| Handshake::with_nonce(&terms(tls), dials, NONCES[dials as usize]));
+        let mut said = dialer.output();
+        listener.take(&said).unwrap();
+        dialer.take(&listener.output()).unwrap();
+        said.extend(dialer.output());
+        said
+    }
+
+    #[test]
+    #[ignore = "the step fuzz runs this"]
+    fn p8_fuzz_no_bytes_of_a_stranger_make_the_door_panic_or_take_a_greeting_that_is_too_long() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let pair = || {
+            let stranger = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            // It ends with a reset, so that its port is free at once.
+            set_socket_linger(&stranger, Some(Duration::ZERO)).unwrap();
+            (listener.accept().unwrap().0, stranger)
+        };
+        let greeting = |text: &[u8]| [&(text.len() as u32).to_le_bytes(), text].concat();
+        let (socket, mut stranger) = pair();
+        Tls::new(true).unwrap().set_up(Stream::plain(socket).unwrap().socket()).unwrap();
+        let mut tls = [0; 4096];
+        let n = stranger.read(&mut tls).unwrap();
+        // The first byte says whether this end encrypts.
+        let seeds = [
+            [&[0][..], &proof(false), &greeting(b"hello")].concat(),
+            [&[0][..], &proof(false), &greeting(&[7; MOST])].concat(),
+            [&[1][..], &proof(true), &tls[..n]].concat(),
+        ];
+        let taken = std::cell::Cell::new(0);
+        let target = |bytes: &[u8]| {
+            let Some((how, bytes)) = bytes.split_first() else { return 0 };
+            let (socket, mut stranger) = pair();
+            let terms = terms(how & 1 != 0);
+            let mut passage = Passage::listener(socket, &terms, MOST).unwrap();
+            passage.handshake = Handshake::with_nonce(&terms, false, NONCES[0]);
+            stranger.write_all(bytes).unwrap();
+            stranger.shutdown(Shutdown::Write).unwrap();
+            let heard = loop {
+                match passage.advance() {
+                    Ok(true) => break 1,
+                    // The rest is on its way.
+                    Ok(false) => std::thread::yield_now(),
+                    Err(why) => break kind(why),
+                }
+            };
+            let heard = heard ^ kind(format!("{:?}", passage.heard())) ^ depth(passage.input.len());
+            if passage.input.len() >= HEADER && passage.handshake.is_proved() && passage.greeting.is_none() {
+                assert!(
+                    passage.input.len() <= HEADER + MOST && passage.input.capacity() <= 4 * (HEADER + MOST)
+                );
+                taken.set(taken.get() + 1);
+            }
+            heard
+        };
+        seeds.iter().for_each(|seed| _ = target(seed));
+        assert_eq!(taken.get(), 2, "the two greetings are taken");
+        fuzz(&seeds, target);
+    }
+}

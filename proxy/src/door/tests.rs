@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Instant;
 
+use pushgate_tests::fuzz::{depth, fuzz, kind};
 use pushgate_tests::{hang, patience, wait_until};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
@@ -798,4 +799,66 @@ fn dialing_where_nobody_or_something_else_listens_says_so() {
     // One that accepts and says nothing.
     let e = dial(place, &terms(false), b"", Instant::now() + Duration::from_millis(50)).unwrap_err();
     assert!(matches!(e, DoorError::Refused(Refused::Late)), "{e}");
+}
+
+// ---------------------------------------------------------------- any bytes
+
+#[test]
+#[ignore = "the step fuzz runs this"]
+fn p8_fuzz_no_bytes_make_a_handshake_panic_and_only_those_of_the_other_end_prove_the_secret() {
+    // The first byte says which end is spoken to, whether it encrypts, and in what pieces the bytes come.
+    let ends = |how: u8| {
+        let terms = terms(how & 2 != 0);
+        [true, false].map(|dials| Handshake::with_nonce(&terms, dials, [dials.into(); 32]))
+    };
+    let right: Vec<Vec<u8>> = (0..4)
+        .map(|how| {
+            let (mut ends, mut said) = (ends(how), [Vec::new(), Vec::new()]);
+            while !ends.iter().all(Handshake::is_proved) {
+                for (from, to) in [(0, 1), (1, 0)] {
+                    let bytes = ends[from].output();
+                    ends[to].take(&bytes[..bytes.len().min(HELLO)]).unwrap();
+                    ends[to].take(&bytes[bytes.len().min(HELLO)..]).unwrap();
+                    said[from].extend(bytes);
+                }
+                if ends.iter().all(Handshake::awaits_tls) {
+                    ends.iter_mut().for_each(|end| end.encrypted([3; 32]));
+                }
+            }
+            said[how as usize & 1].clone()
+        })
+        .collect();
+    let seeds: Vec<_> = right.iter().zip(0..).map(|(said, how)| [&[how], &said[..]].concat()).collect();
+    let proved = std::cell::Cell::new(0);
+    let target = |bytes: &[u8]| {
+        let Some((how, bytes)) = bytes.split_first() else { return 0 };
+        let (right, mut rest) = (&right[*how as usize & 3], bytes);
+        // The end that hears them is the other one.
+        let end = &mut ends(*how)[1 - (*how as usize & 1)];
+        let mut steps = 0;
+        let why = loop {
+            let said = end.output().len();
+            assert!(said <= HELLO + PROOF, "it says {said} bytes");
+            end.encrypted([3; 32]);
+            let n =
+                end.wants().min(rest.len()).min((how >> 2).into()).max(end.wants().min(rest.len()).min(1));
+            if n == 0 {
+                break 0;
+            }
+            let now;
+            (now, rest) = rest.split_at(n);
+            if let Err(why) = end.take(now) {
+                break kind(why);
+            }
+            steps += 1;
+        };
+        if end.is_proved() {
+            assert!(bytes.starts_with(right), "other bytes have proved the secret");
+            proved.set(proved.get() + 1);
+        }
+        why ^ depth(steps) << 1 ^ end.is_proved() as u64
+    };
+    seeds.iter().for_each(|seed| _ = target(seed));
+    assert_eq!(proved.get(), seeds.len(), "what the other end says is taken");
+    fuzz(&seeds, target);
 }

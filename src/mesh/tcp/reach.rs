@@ -238,9 +238,12 @@ mod tests {
     use std::os::fd::AsFd;
     use std::thread;
 
+    use pushgate_driver_shim::versions::ABI;
+    use pushgate_tests::fuzz::{depth, fuzz, kind};
     use pushgate_tests::hang;
 
     use super::super::tests::{join, me, rank0};
+    use super::super::{Answer, HEADER, Hello, opened};
     use super::*;
     use crate::mesh::Mesh;
 
@@ -351,5 +354,71 @@ mod tests {
     /// A rank that nobody finds.
     fn here_of(rank: u32) -> unix::Here {
         unix::Here::open(&format!("pushgate/{}", secret().unwrap()), rank).unwrap()
+    }
+
+    #[test]
+    #[ignore = "the step fuzz runs this"]
+    fn p8_fuzz_no_greeting_table_or_reach_of_a_stranger_makes_a_rank_panic() {
+        let me = me(0, 4);
+        let places: Vec<_> = (0..4).map(|_| None).collect();
+        let hello = Hello {
+            newest: None,
+            abi: ABI.oldest(),
+            newest_abi: ABI.newest(),
+            job: me.job.into(),
+            size: 4,
+            rank: 2,
+            to: 0,
+            listens: Some("[fd00::1]:7".parse().unwrap()),
+            token: None,
+            again: None,
+        };
+        let table = Answer::Table {
+            token: secret().unwrap(),
+            addresses: vec!["10.0.0.1:7".parse().unwrap(); 3],
+            port: 9,
+        };
+        let reach = Reach { local: Some(Place::new().unwrap()), verbs: Some(Fabric::Ethernet), tcp: true };
+        let version = VERSIONS.oldest();
+        let seeds = [
+            envelope(version, &hello),
+            envelope(version, &Hello { token: Some(secret().unwrap()), again: Some(7), ..hello }),
+            envelope(version, &table),
+            envelope(version, &Answer::Refused("another size".into())),
+            envelope(version, &reach),
+            envelope(version, &Reached { here: true }),
+        ];
+        let (version, body) = opened(&seeds[0]).unwrap();
+        assert_eq!(me.check(version, body, None, &places).map(|hello| hello.rank), Ok(2));
+        fuzz(&seeds, |bytes| {
+            // The length says less than the fields of the body do.
+            let (version, body) = match opened(bytes) {
+                Ok(both) => both,
+                Err(_) => (VERSIONS.oldest(), bytes.get(HEADER..).unwrap_or_default()),
+            };
+            let greeting = match me.check(version, body, None, &places) {
+                Ok(hello) => {
+                    assert!((1..4).contains(&hello.rank) && hello.listens.is_some());
+                    1
+                }
+                Err(why) => kind(why),
+            };
+            let answer = match serde_json::from_slice(body) {
+                Ok(Answer::Table { addresses, .. }) => depth(addresses.len()),
+                Ok(Answer::Welcome) => 2,
+                Ok(Answer::Refused(why)) => {
+                    let shown = Foreign::sentence(why).to_string();
+                    assert!(!shown.contains(char::is_control), "{shown:?}");
+                    3
+                }
+                Err(e) => kind(e),
+            };
+            let reach = match serde_json::from_slice::<Reach>(body) {
+                Ok(reach) => reach.local.is_some_and(|place| place.is_a_ranks()) as u64,
+                Err(e) => kind(e),
+            };
+            let reached = serde_json::from_slice::<Reached>(body).is_ok_and(|reached| reached.here) as u64;
+            greeting ^ answer.rotate_left(8) ^ reach.rotate_left(16) ^ reached.rotate_left(24)
+        });
     }
 }

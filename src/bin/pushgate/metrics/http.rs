@@ -170,6 +170,8 @@ fn parse(head: &[u8]) -> Option<Asked> {
 mod tests {
     use std::net::Ipv4Addr;
 
+    use pushgate_tests::fuzz::{depth, fuzz, kind};
+
     use super::*;
 
     /// A limit that no test waits for.
@@ -253,5 +255,25 @@ mod tests {
         assert_eq!(asked("\u{16}\u{3}\u{1}"), Some(Asked::Wrong));
         let many = "a: b\r\n".repeat(HEADERS + 1);
         assert_eq!(asked(&format!("GET /metrics HTTP/1.1\r\n{many}\r\n")), Some(Asked::Wrong));
+    }
+
+    #[test]
+    #[ignore = "the step fuzz runs this"]
+    fn p8_fuzz_no_bytes_of_a_client_make_the_reader_of_requests_panic_or_take_room() {
+        let texts = [
+            "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n",
+            "GET / HTTP/1.0\r\nA: b\r\n\r\n",
+            "POST /metrics?x HTTP/1.1\r\n\r\n",
+        ];
+        assert_eq!(parse(texts[0].as_bytes()), Some(Asked::Metrics));
+        let seeds = texts.map(|text| text.as_bytes().to_vec());
+        fuzz(&seeds, |bytes| {
+            let head = &bytes[..bytes.len().min(HEAD)];
+            let asked = parse(head);
+            if asked == Some(Asked::Metrics) {
+                assert!(head.windows(8).any(|at| at == b"/metrics"));
+            }
+            kind(format!("{asked:?}")) ^ depth(head.len())
+        });
     }
 }

@@ -136,6 +136,8 @@ pub fn share(hosts: &[Host], ranks: Option<u32>) -> Result<Vec<Range<u32>>, Erro
 
 #[cfg(test)]
 mod tests {
+    use pushgate_tests::fuzz::{depth, fuzz, kind};
+
     use super::*;
 
     fn shown(hosts: &[Host]) -> Vec<String> {
@@ -201,5 +203,33 @@ mod tests {
         assert!(of("a:256,b:256", None).is_err());
         let blocks = share(&of_list("a:2,b:2").unwrap(), None).unwrap();
         assert_eq!(blocks, [0..2, 2..4]);
+    }
+
+    #[test]
+    #[ignore = "the step fuzz runs this"]
+    fn p8_fuzz_no_list_or_file_of_hosts_makes_its_reader_panic_and_names_hold_nothing_that_a_shell_reads() {
+        let texts = [
+            "a, b:4,me@c,[fd00::1]:2,[fd00::2],10.0.0.1:3,b",
+            "# ours\nn1 slots=2\n\nn2:3 # here\n n3\nn3\n",
+        ];
+        let seeds = texts.map(|text| text.as_bytes().to_vec());
+        fuzz(&seeds, |bytes| {
+            let text = String::from_utf8_lossy(bytes);
+            let one = |hosts: Result<Vec<Host>, Error>| match hosts {
+                Ok(hosts) => {
+                    assert!((1..=MAX_RANKS as usize).contains(&hosts.len()));
+                    for name in hosts.iter().map(|host| &host.name) {
+                        assert!(
+                            !name.contains([' ', ';', '$', '\'', '"', '`', '\0']) && !name.starts_with('-'),
+                            "{name:?}"
+                        );
+                    }
+                    let shared = share(&hosts, Some(7)).is_ok() as u64;
+                    depth(hosts.len()) << 1 | shared
+                }
+                Err(e) => kind(e),
+            };
+            one(of_list(&text)) ^ one(of_file(&text, "f")).rotate_left(1)
+        });
     }
 }

@@ -6,10 +6,11 @@ use std::sync::atomic::Ordering;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_driver_shim::record::{Opcode, Record};
+use pushgate_tests::fuzz::{depth, fuzz};
 
 use super::{GEOMETRY, Habits, Rig, WAY, Way, Xorshift, memory};
 use crate::link::Arrival;
-use crate::link::tcp::frame::{Head, reseal};
+use crate::link::tcp::frame::{HEAD, Head, Kind, reseal};
 use crate::link::tcp::inbox::{Inbox, Mirror, OwnRegion};
 use crate::link::tcp::incoming::Incoming;
 use crate::link::tcp::simulated::forge;
@@ -281,4 +282,69 @@ fn p7_p8_changed_frames_write_nothing_elsewhere_fill_no_memory_and_stop_no_other
         broken > cases / 4 && taken > cases && placed > cases / 8,
         "{broken} of {cases} links broke, {taken} messages"
     );
+}
+
+/// Gives the frames in these bytes the numbers and the checksums that are due, as far as they are frames.
+fn sealed(bytes: &mut [u8]) {
+    let (mut at, mut number) = (0, 0u32);
+    while bytes.len() - at >= HEAD {
+        let frame = &mut bytes[at..];
+        frame[8..12].copy_from_slice(&number.to_le_bytes());
+        reseal(frame);
+        let behind = u32::from_le_bytes(frame[4..8].try_into().expect("four bytes")) as usize;
+        at += (HEAD + behind).min(frame.len());
+        number += 1;
+    }
+}
+
+#[test]
+#[ignore = "the step fuzz runs this"]
+fn p8_fuzz_no_bytes_of_a_peer_make_a_link_over_tcp_panic_or_write_outside_of_its_memory() {
+    let conversations = [conversation(false), conversation(true)];
+    let victim = Victim::new();
+    // On one stream, in the order of their messages.
+    let frames = |conversation: &Conversation, n: usize| {
+        let mut frames: Vec<_> = conversation.streams.iter().flatten().collect();
+        frames.sort_by_key(|frame| match Head::read(frame) {
+            Ok(Some((head, ..))) if head.kind == Kind::Data => head.message,
+            _ => 0,
+        });
+        frames.into_iter().take(n).flatten().copied().collect::<Vec<u8>>()
+    };
+    // The first byte says whose frames they are, and whether their checksums are made right.
+    let seeds: Vec<_> = (0..4)
+        .flat_map(|how: u8| {
+            let all = &conversations[how as usize & 1];
+            [10, 100, 400].map(|n| [&[how][..], &frames(all, n)].concat())
+        })
+        .collect();
+    let mut taken = 0;
+    let mut target = |bytes: &[u8]| {
+        let Some((how, bytes)) = bytes.split_first() else { return 0 };
+        let (conversation, mut bytes) = (&conversations[*how as usize & 1], bytes.to_vec());
+        if how & 2 == 0 {
+            sealed(&mut bytes);
+        }
+        let (mut inbox, mut incoming) = (victim.inbox(conversation), Incoming::new(0));
+        let bound = inbox.footprint();
+        let whole = feed(&bytes, &mut incoming, &mut inbox, &mut Random::new(u64::from(how >> 2), 0));
+        let (mut words, mut arrived) = ([0; 8], [0; 3]);
+        loop {
+            match inbox.take(&mut words) {
+                Arrival::Record => arrived[0] += 1,
+                Arrival::Placed => arrived[1] += 1,
+                Arrival::Empty | Arrival::Torn => break,
+            }
+        }
+        taken += arrived[0] + arrived[1];
+        arrived[2] = inbox.frames as usize;
+        assert_eq!(inbox.footprint(), bound, "the rings are as long as before");
+        assert!(inbox.regions.len() <= MAX_REGIONS && victim.is_whole());
+        let seen = [inbox.left, inbox.status != 0, inbox.asked != 0, inbox.answered != 0, whole];
+        let counts = arrived.into_iter().chain([inbox.regions.len()]).fold(0, |all, n| all * 32 + depth(n));
+        seen.into_iter().fold(counts, |all, flag| all * 2 + u64::from(flag))
+    };
+    seeds.iter().for_each(|seed| _ = target(seed));
+    fuzz(&seeds, target);
+    assert!(taken > 0, "no message was taken");
 }
