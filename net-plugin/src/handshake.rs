@@ -44,8 +44,9 @@ pub const VERSIONS: Versions = Versions::new(6, 6);
 /// Time within which a connector must greet. NCCL calls it from a thread that also allocates and registers memory, for as long
 /// as that takes. A connection that never greets occupies one descriptor for this time, unless others take its place.
 pub const GREETING: Duration = Duration::from_secs(600);
-/// How many connections may be about to greet.
-pub const STRANGERS: usize = 256;
+/// How many connections may be about to greet. The ranks of a job may all come at once, as for their first puts (RMA), and NCCL calls
+/// none of them to the end before the others.
+pub const STRANGERS: usize = 2048;
 /// The most frames that one end takes from the other. Three are needed: greeting, RESUME, READY.
 const FRAMES: u32 = 8;
 
@@ -209,10 +210,10 @@ impl Listener {
     }
 
     fn let_in(&self, strangers: &mut Vec<(Channel, Instant)>) -> Result<()> {
-        while let Some(stream) = self.sockets.accept()? {
-            if strangers.len() == STRANGERS {
-                strangers.remove(0);
-            }
+        // More wait at the socket: these are processes of this user, or have proved the key.
+        while strangers.len() < STRANGERS
+            && let Some(stream) = self.sockets.accept()?
+        {
             strangers.push((Channel::new(stream), Instant::now()));
         }
         Ok(())

@@ -160,7 +160,9 @@ pub fn own_address(settings: &Settings, device: Option<&Device>) -> Result<IpAdd
 mod tests {
     use std::time::Instant;
 
-    use pushgate_proxy::door::{DoorError, Refused, Secret, dial};
+    use std::net::TcpStream;
+
+    use pushgate_proxy::door::{Dialer, DoorError, Refused, Secret, dial};
 
     use super::*;
     use crate::testing::until;
@@ -191,5 +193,30 @@ mod tests {
             assert_eq!(stream.is_encrypted(), tls);
             connector.join().unwrap().unwrap();
         }
+    }
+
+    #[test]
+    fn p7_300_connectors_that_have_all_begun_before_any_of_them_goes_on_come_through() {
+        let key = Key([5; 16]);
+        let door = open_door(TcpListener::bind("127.0.0.1:0").unwrap(), &key, false).unwrap();
+        let at = door.local_addr().unwrap();
+        let sockets = Sockets { unix: None, tcp: Some(door), replaced: true };
+        let mut dialers: Vec<_> = (0..300)
+            .map(|_| {
+                let mut dialer =
+                    Dialer::new(TcpStream::connect(at).unwrap(), &terms(&key, false), &[]).unwrap();
+                assert!(!dialer.advance().unwrap(), "it is through already");
+                assert!(sockets.accept().unwrap().is_none(), "it is through already");
+                dialer
+            })
+            .collect();
+        let mut come = 0;
+        until(|| {
+            dialers.retain_mut(|dialer| !dialer.advance().unwrap());
+            while sockets.accept().unwrap().is_some() {
+                come += 1;
+            }
+            (come == 300 && dialers.is_empty()).then_some(())
+        });
     }
 }
