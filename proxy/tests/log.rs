@@ -2,63 +2,25 @@
 //!
 //! One test, because all threads of a process log to one place.
 
-use std::fmt::{Debug, Write};
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::bell;
 use pushgate_driver_shim::fdpass::send_message;
 use pushgate_driver_shim::log::{BURST, PAUSE};
 use pushgate_proxy::wire::{self, Answer, Reply, Request};
-use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Level, Metadata, Subscriber};
+use tracing::Level;
 
+#[path = "common/log.rs"]
+mod log;
 #[path = "common/programs.rs"]
 mod programs;
 
+use log::Log;
 use programs::*;
 
 /// How often a program is started, and breaks the rules.
 const PROGRAMS: usize = 200;
 const FORGED: &str = "x\n2026-01-01T00:00:00Z  WARN pushgate: all is lost\u{1b}[2J";
-
-static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
-
-/// Keeps the lines that an operator sees.
-struct Log;
-
-struct Text(String);
-
-impl Visit for Text {
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        write!(self.0, " {}={value:?}", field.name()).unwrap();
-    }
-}
-
-impl Subscriber for Log {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= Level::INFO
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        let mut text = Text(String::new());
-        event.record(&mut text);
-        LINES.lock().unwrap().push(text.0);
-    }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
-}
 
 /// A frame whose variant has a long name of several lines.
 fn no_request() -> Vec<u8> {
@@ -67,7 +29,8 @@ fn no_request() -> Vec<u8> {
 
 #[test]
 fn p8_a_program_that_breaks_the_rules_as_fast_as_it_can_brings_few_short_lines_into_the_log() {
-    tracing::subscriber::set_global_default(Log).unwrap();
+    let log = Log::new(Level::INFO);
+    tracing::subscriber::set_global_default(log.clone()).unwrap();
     let begin = Instant::now();
     let server = server();
     for n in 0..PROGRAMS {
@@ -86,7 +49,7 @@ fn p8_a_program_that_breaks_the_rules_as_fast_as_it_can_brings_few_short_lines_i
         assert!(why.contains("not a message: unknown variant") && why.len() < 400, "{why}");
     }
     drop(server);
-    let lines = LINES.lock().unwrap().clone();
+    let lines = log.lines();
     for line in &lines {
         assert!(!line.contains(char::is_control) && line.len() < 500, "{line:?}");
     }

@@ -1,65 +1,20 @@
 //! What an engine says of queue pairs that stall, and what others read of it meanwhile.
 
 mod common;
+#[path = "common/log.rs"]
+mod log;
 
-use std::fmt::Debug;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::*;
+use log::Log;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::endpoint::{Endpoint, QpOptions};
 use pushgate_proxy::engine::{Drive, Engine, EngineOptions, StallReport};
 use pushgate_proxy::idle::Wake;
 use pushgate_tests::wait_until;
-use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Dispatch, Event, Level, Metadata, Subscriber};
-
-/// Keeps the warnings of an engine.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<String>>>);
-
-impl Log {
-    fn warnings(&self) -> Vec<String> {
-        self.0.lock().unwrap().clone()
-    }
-}
-
-struct Text(String);
-
-impl Visit for Text {
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        if field.name() == "message" {
-            self.0 = format!("{value:?}");
-        }
-    }
-}
-
-impl Subscriber for Log {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= Level::WARN
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        let mut text = Text(String::new());
-        event.record(&mut text);
-        self.0.lock().unwrap().push(text.0);
-    }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
-}
+use tracing::{Dispatch, Level};
 
 /// An engine for each of two ranks, with its device and its log.
 fn pair(after: Duration, drive: Drive, receives: bool) -> [(Engine, Device, Log); 2] {
@@ -67,7 +22,7 @@ fn pair(after: Duration, drive: Drive, receives: bool) -> [(Engine, Device, Log)
     let bells = [0, 1].map(|_| EventFd::new().unwrap());
     let mut peers = common::bells().map(Some);
     [0, 1].map(|i| {
-        let log = Log::default();
+        let log = Log::new(Level::WARN);
         let stall_report = StallReport { after, receives };
         let start = || {
             let options_of_engine = EngineOptions { drive, stall_report, ..EngineOptions::default() };
@@ -96,7 +51,7 @@ fn says_so_once_for_each_stall(drive: Drive) {
         // The test may be so slow that the engines say something of what it has done by halves.
         let at_end = format!("released {}, ", 8 * round);
         let taken = format!("shown {}, taken by the device {}; ", 8 * round, 8 * (round - 1));
-        let last = |log: &Log| log.warnings().pop().unwrap_or_default();
+        let last = |log: &Log| log.lines().pop().unwrap_or_default();
         wait_until("the report of both ends", || {
             last(&says).contains(&at_end) && last(&hears).contains(&taken)
         });
@@ -106,9 +61,9 @@ fn says_so_once_for_each_stall(drive: Drive) {
         let said = "rank 1 has not taken 8 messages that arrived: its kernel or program is slow";
         assert!(received.contains(&format!("\n{}, local: {said}", ends(1, 0))), "{received}");
         // Longer than the limit: a stall that was reported is not reported again.
-        let before = [&says, &hears].map(|log| log.warnings().len());
+        let before = [&says, &hears].map(|log| log.lines().len());
         std::thread::sleep(Duration::from_millis(300));
-        assert_eq!([&says, &hears].map(|log| log.warnings().len()), before, "{:?}", says.warnings());
+        assert_eq!([&says, &hears].map(|log| log.lines().len()), before, "{:?}", says.lines());
         // All that has arrived is taken at once, and as much arrives again.
         let mut taken = 0;
         wait_until("the messages", || {
@@ -136,13 +91,13 @@ fn receives_that_no_message_fills_are_a_stall_only_where_the_program_waits_in_th
     let [(_a, _sender, says), (_b, mut receiver, hears)] =
         pair(Duration::from_millis(100), Drive::Thread, true);
     receiver.post_recv(0, 0, 0, 1);
-    wait_until("the report of the receiver", || !hears.warnings().is_empty());
-    let said = &hears.warnings()[0];
+    wait_until("the report of the receiver", || !hears.lines().is_empty());
+    let said = &hears.lines()[0];
     assert!(
         said.contains("rank 1 has posted 1 receive that no message has filled: rank 0 has nothing"),
         "{said}"
     );
-    assert_eq!(says.warnings(), [""; 0]);
+    assert_eq!(says.lines(), [""; 0]);
 }
 
 #[test]
@@ -150,5 +105,5 @@ fn without_a_limit_nothing_is_logged() {
     let [(_a, mut sender, says), (_b, _receiver, hears)] = pair(Duration::ZERO, Drive::Thread, false);
     (0..12).for_each(|i| assert!(sender.post(inline_send(i), b"stalls")));
     std::thread::sleep(Duration::from_millis(500));
-    assert_eq!([says.warnings(), hears.warnings()], [[""; 0], [""; 0]]);
+    assert_eq!([says.lines(), hears.lines()], [[""; 0], [""; 0]]);
 }
