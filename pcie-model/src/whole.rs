@@ -8,7 +8,7 @@ use std::path::Path;
 /// Names that are tried for the new file before another one takes the target's place.
 const TRIES: usize = 16;
 
-/// Whether [`write`] may replace what is at a path: nothing, or a regular file. A link may be another user's, who names a file
+/// Whether [`write()`] may replace what is at a path: nothing, or a regular file. A link may be another user's, who names a file
 /// for root to replace; renaming over a device takes the device from the whole host.
 pub fn may_replace(path: &Path) -> Result<()> {
     let what = match path.symlink_metadata() {

@@ -92,16 +92,11 @@ fn merge(all: Vec<Host>, flag: &str) -> Result<Vec<Host>, Error> {
         match hosts.iter_mut().find(|other| other.name == host.name) {
             // One that stands there again has as many ranks as it stands there.
             Some(other) => other.slots = Some(other.slots.unwrap_or(1) + host.slots.unwrap_or(1)),
-            // Each host is compared with all before it, so a long file is not read to its end.
-            None if hosts.len() == MAX_RANKS as usize => {
-                return Err(Error::flag(
-                    flag,
-                    format!("more than {MAX_RANKS} hosts"),
-                    format!("at most {MAX_RANKS}"),
-                ));
-            }
             None => hosts.push(host),
         }
+    }
+    if hosts.len() > MAX_RANKS as usize {
+        return Err(Error::flag(flag, format!("{} hosts", hosts.len()), format!("at most {MAX_RANKS}")));
     }
     Ok(hosts)
 }
