@@ -187,7 +187,7 @@ impl Lines {
         LINES.with_borrow(Lines::clone)
     }
 
-    /// The same allowance, with all lines counted as one party's, whatever they are about.
+    /// Lines that count as lines about the party `who`, and share the allowance of these lines.
     pub fn about(&self, who: u32) -> Lines {
         Lines { who: Some(who.into()), ..self.clone() }
     }

@@ -444,7 +444,7 @@ fn map_writable(fd: &OwnedFd, bytes: usize) -> Result<MmapRaw, ShimError> {
     Ok(map)
 }
 
-/// Refuses memory of a peer's of which pages are missing.
+/// Refuses a peer's memory if it lacks pages.
 fn check_whole(fd: &OwnedFd, bytes: usize) -> Result<(), ShimError> {
     let stat = fstat(fd).map_err(|e| system(PEERS, bytes, "fstat", "run the newest pushgate")(e.into()))?;
     // In units of 512 bytes, whatever the file system's block is (stat(3type)). Swapped pages count.

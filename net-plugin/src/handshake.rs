@@ -41,8 +41,8 @@ use crate::socket::{Channel, Frame, Line, Renewal, Stream};
 
 /// Versions that this build speaks of everything that the two ends say to each other.
 pub const VERSIONS: Versions = Versions::new(6, 6);
-/// Time within which a connector must greet. NCCL calls it from a thread that also allocates and registers memory, for as long
-/// as that takes. A connection that never greets occupies one descriptor for this time, unless others take its place.
+/// Time within which a connector must greet. NCCL calls the connector from a thread that also allocates and registers memory, and
+/// calls nothing meanwhile. A connection that never greets occupies one descriptor for this time.
 pub const GREETING: Duration = Duration::from_secs(600);
 /// How many connections may be about to greet. The ranks of a job may all come at once, as for their first puts (RMA), and NCCL calls
 /// none of them to the end before the others.

@@ -61,7 +61,7 @@ pub fn revision() -> u64 {
 /// The table goes by the bytes of a step alone. With 1,024 ranks an allreduce of 16 MiB would take one channel by it.
 const MEASURED: [(usize, usize); 4] = [(2, 2), (3, 3), (4, 4), (4, 2)];
 
-/// Whether the tuner was measured with communicators of so many ranks on so many nodes. To all others the tuner says nothing.
+/// Whether the tuner was measured with communicators of so many ranks and nodes. The tuner leaves other communicators to NCCL.
 pub fn is_measured(ranks: usize, nodes: usize) -> bool {
     MEASURED.contains(&(ranks, nodes))
 }

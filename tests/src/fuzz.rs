@@ -208,7 +208,7 @@ fn change(input: &mut Vec<u8>, kept: &[Vec<u8>], bound: usize, random: &mut Rand
     let stretch = at..at + random.below((input.len() - at).min(64) + 1);
     match random.below(13) {
         0 | 1 if at < input.len() => input[at] ^= 1 << random.below(8),
-        2 if at < input.len() => input[at] = random.next() as u8,
+        2 if at < input.len() => input[at] = random.next_u64() as u8,
         3 if at < input.len() => input[at] = NUMBERS[random.below(8)] as u8,
         // A number of 1, 2, 4 or 8 bytes, or one near it.
         4 | 5 => {
@@ -247,7 +247,7 @@ fn change(input: &mut Vec<u8>, kept: &[Vec<u8>], bound: usize, random: &mut Rand
         }
         12 if random.below(4) == 0 => input.truncate(at),
         _ => {
-            let bytes: Vec<u8> = (0..random.below(16)).map(|_| random.next() as u8).collect();
+            let bytes: Vec<u8> = (0..random.below(16)).map(|_| random.next_u64() as u8).collect();
             input.splice(at..at, bytes);
         }
     }
@@ -348,11 +348,12 @@ fn reset_peak() {
     let _ = std::fs::write("/proc/self/clear_refs", "5");
 }
 
-/// A random generator (splitmix64).
-struct Random(u64);
+/// A random generator (splitmix64) with its seed.
+pub struct Random(pub u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    /// The next 64 bits.
+    pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -360,7 +361,8 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
+    /// A number below `n`, which is not 0.
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next_u64() % n as u64) as usize
     }
 }

@@ -323,7 +323,7 @@ mod tests {
             let offer = Frame { bytes: offer.to_vec(), along: Fds::default() };
             Connect::new(Incarnation::MIN, offer, u64::MAX, aborted(), 0)
         };
-        // What one end sends until it is ready, each frame behind its length.
+        // What one end sends until it is ready, each frame after its length.
         let offer = opening(1, true).offer(7, &[]).unwrap().bytes;
         let (mut ends, mut said) = ([end(&offer), end(&offer)], Vec::new());
         let mut live = 0;
@@ -372,9 +372,9 @@ mod tests {
                             Event::End(_) => return answer ^ 19,
                         };
                 }
-                let Some((length, behind)) = rest.split_first_chunk() else { return answer };
+                let Some((length, after)) = rest.split_first_chunk() else { return answer };
                 let now;
-                (now, rest) = behind.split_at(behind.len().min(u16::from_le_bytes(*length).into()));
+                (now, rest) = after.split_at(after.len().min(u16::from_le_bytes(*length).into()));
                 if let Err(e) = own.take(Frame { bytes: now.to_vec(), along: Fds::default() }, 0) {
                     return answer ^ kind(e);
                 }

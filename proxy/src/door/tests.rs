@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Instant;
 
+use pushgate_tests::fuzz::Random;
 use pushgate_tests::fuzz::{depth, fuzz, kind};
 use pushgate_tests::{hang, patience, wait_until};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -142,23 +143,6 @@ fn releases_without_a_proof_are_told_the_version_by_a_header_that_they_read() {
     assert_eq!(said[8..16], [5, 0, 0, 0, HELLO as u8 - 16, 0, 0, 0]);
 }
 
-/// A small random generator with a seed (splitmix64).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
-}
-
 /// Changes what goes over the wire in one way. `earlier`: what another connection said in this direction.
 fn change(random: &mut Random, bytes: &mut Vec<u8>, earlier: &[u8], back: &[u8]) {
     match random.below(7) {
@@ -169,10 +153,10 @@ fn change(random: &mut Random, bytes: &mut Vec<u8>, earlier: &[u8], back: &[u8])
         1 => bytes.truncate(random.below(bytes.len() + 1)),
         2 => {
             let at = random.below(bytes.len() + 1);
-            let more: Vec<u8> = (0..random.below(100)).map(|_| random.next() as u8).collect();
+            let more: Vec<u8> = (0..random.below(100)).map(|_| random.next_u64() as u8).collect();
             bytes.splice(at..at, more);
         }
-        3 => bytes.fill(random.next() as u8),
+        3 => bytes.fill(random.next_u64() as u8),
         4 => *bytes = earlier.to_vec(),
         5 => *bytes = back.to_vec(),
         _ => {
@@ -193,7 +177,7 @@ fn p8_no_changed_handshake_of_a_hundred_thousand_is_taken() {
         // What each end has said, and what the other one has read.
         let (mut said, mut read) = ([vec![], vec![]], [vec![], vec![]]);
         // One in eight connections is left alone.
-        let victim = (!random.next().is_multiple_of(8)).then(|| random.below(4));
+        let victim = (!random.next_u64().is_multiple_of(8)).then(|| random.below(4));
         for round in 0..8 {
             let mut wire = ends.each_mut().map(Handshake::output);
             assert!(wire.iter().all(|bytes| bytes.len() <= HELLO + PROOF));

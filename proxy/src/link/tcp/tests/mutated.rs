@@ -291,8 +291,8 @@ fn sealed(bytes: &mut [u8]) {
         let frame = &mut bytes[at..];
         frame[8..12].copy_from_slice(&number.to_le_bytes());
         reseal(frame);
-        let behind = u32::from_le_bytes(frame[4..8].try_into().expect("four bytes")) as usize;
-        at += (HEAD + behind).min(frame.len());
+        let length = u32::from_le_bytes(frame[4..8].try_into().expect("four bytes")) as usize;
+        at += (HEAD + length).min(frame.len());
         number += 1;
     }
 }
