@@ -450,7 +450,8 @@ impl Entry {
 
     /// Ends the queue pair: the peer is gone, or breaks the protocol.
     fn ends(self, epoll: &OwnedFd, why: &io::Error) {
-        let status = match why.kind() {
+        // An engine that is gone has no requests that wait.
+        let _ = match why.kind() {
             ErrorKind::InvalidData => {
                 limited!(
                     warn,
@@ -458,15 +459,15 @@ impl Entry {
                     "queue pair {}: the other end broke the protocol: {why}",
                     self.qp.0
                 );
-                Status { rank: Some(self.peer.rank), ..Status::new(abi::PUSHGATE_REFUSED) }
+                let status = Status { rank: Some(self.peer.rank), ..Status::new(abi::PUSHGATE_REFUSED) };
+                self.engine.fail(Some(self.qp), status)
             }
             _ => {
                 tracing::debug!("queue pair {}: {why}", self.qp.0);
-                Status { rank: None, ..Status::new(abi::PUSHGATE_PEER_LOST) }
+                let status = Status { rank: None, ..Status::new(abi::PUSHGATE_PEER_LOST) };
+                self.engine.peer_ended(self.qp, status)
             }
         };
-        // An engine that is gone has no requests that wait.
-        let _ = self.engine.fail(Some(self.qp), status);
         self.unwatch(epoll);
     }
 

@@ -359,6 +359,23 @@ fn p5_short_messages_that_are_done_arrive_though_their_connection_is_closed_at_o
     }
 }
 
+/// The sender closes nothing, as a program that leaves `main`.
+#[test]
+fn p5_messages_that_are_done_arrive_though_their_sender_has_ended() {
+    run("gone");
+    run_with(command("gone"), &GPU);
+}
+
+#[test]
+fn p5_messages_that_are_done_over_tcp_arrive_though_their_receives_are_posted_after_their_senders_end() {
+    for threads in ["0", "2"] {
+        let tcp =
+            [("PUSHGATE_QP", "tcp"), ("PUSHGATE_HOST", "127.0.0.1"), ("PUSHGATE_NET_TCP_THREADS", threads)];
+        run_with(command("gone"), &tcp);
+        run_with(command("late"), &tcp);
+    }
+}
+
 /// Where NCCL is told that a connection's messages are taken in their order.
 #[test]
 fn p4_p6_short_messages_over_tcp_leave_before_their_receives_are_posted() {

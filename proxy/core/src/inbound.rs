@@ -50,7 +50,7 @@ pub struct Rules {
 pub struct Counts {
     /// Messages whose place at the sender is no longer needed.
     pub released: u64,
-    /// Messages that are in their places.
+    /// Messages that are here: in their places, or waiting for their receives.
     pub received: u64,
     /// Receives granted.
     pub granted: u64,
@@ -102,7 +102,11 @@ pub struct Inbound {
     in_place_units: u64,
     landing: Landing,
     landed: VecDeque<Held>,
-    waiting: Option<Message>,
+    /// Messages that wait, oldest first. More than one: SENDs for whose receives the first one waits too, and at most one other behind
+    /// them.
+    waiting: VecDeque<Message>,
+    /// The first messages that are here, in their places or waiting for their receives.
+    here: u64,
     copying: VecDeque<Copying>,
     /// What `consumed` was, and since when.
     progress: (u64, u64),
@@ -124,7 +128,8 @@ impl Inbound {
             in_place_units: 0,
             landing: Landing::new(rules.landing_log),
             landed: VecDeque::with_capacity(held),
-            waiting: None,
+            waiting: VecDeque::with_capacity(rules.ahead.max(1) as usize),
+            here: 0,
             copying: VecDeque::with_capacity(MOST_COPIES),
             // No count yet: the first look begins the time.
             progress: (u64::MAX, 0),
@@ -206,19 +211,60 @@ impl Inbound {
     /// Takes the message that waits, to try it again.
     #[inline(always)]
     pub fn retry(&mut self) -> Option<Message> {
-        self.waiting.take()
+        self.waiting.pop_front()
     }
 
     /// A message waits.
     #[inline(always)]
     pub fn waits(&self) -> bool {
-        self.waiting.is_some()
+        !self.waiting.is_empty()
     }
 
-    /// Keeps a message that [`Action::Wait`] was answered for.
+    /// Whether a SEND waits for a receive that the device has yet to post, and no posted receive waits for a message.
+    pub fn lacks_receive(&self) -> bool {
+        self.waiting.front().is_some_and(|m| self.comes_ahead(m)) && self.posted.is_empty()
+    }
+
+    /// Whether a message that waits is a SEND that may have come before its receive. Its payload lies in memory of this end's link.
+    fn comes_ahead(&self, m: &Message) -> bool {
+        self.rules.ahead > 0 && m.record.opcode == Opcode::Send && !m.placed
+    }
+
+    /// Another message may be accepted behind those that wait: they may all have come before their receives.
+    #[inline]
+    pub fn keeps_another(&self) -> bool {
+        self.waiting.len() < self.rules.ahead as usize
+            && self.waiting.back().is_some_and(|m| self.comes_ahead(m))
+    }
+
+    /// Keeps a message behind those that wait, where [`Inbound::keeps_another`] allows it.
+    #[cold]
+    pub fn keep_behind(&mut self, message: Message) {
+        self.waiting.push_back(message);
+        self.count_here();
+    }
+
+    /// Counts those that wait for their receives.
+    fn count_here(&mut self) {
+        let first = self.accepted - self.waiting.len() as u64;
+        // What is still copied before them may be a PUT, which is here once it is in its place.
+        if self.copying.is_empty() || self.here == first {
+            let ahead = self.waiting.iter().take_while(|m| self.comes_ahead(m)).count() as u64;
+            self.here = self.here.max(first + ahead);
+        }
+    }
+
+    /// Messages that are in their places.
+    #[inline]
+    pub fn in_places(&self) -> u64 {
+        self.accepted - (self.copying.len() + self.waiting.len()) as u64
+    }
+
+    /// Keeps a message that [`Action::Wait`] was answered for, before those that wait behind it.
     #[cold]
     pub fn keep(&mut self, message: Message) {
-        self.waiting = Some(message);
+        self.waiting.push_front(message);
+        self.count_here();
     }
 
     /// Accepts the next record of the link: decodes it, and checks its sequence number.
@@ -276,11 +322,10 @@ impl Inbound {
     /// The counts that the peer may be told now.
     #[inline]
     pub fn counts(&self) -> Counts {
-        let open = self.copying.len() as u64 + self.waiting.is_some() as u64;
-        let received = self.accepted - open;
+        let in_places = self.in_places();
         Counts {
-            released: self.in_place.front().map_or(received, |h| h.sequence),
-            received,
+            released: self.in_place.front().map_or(in_places, |h| h.sequence),
+            received: in_places.max(self.here),
             granted: match self.rules.posted_receives {
                 true => self.posts + u64::from(self.rules.ahead),
                 false => self.consumed + (1 << self.rules.rx_log),

@@ -15,7 +15,7 @@ impl Endpoint {
     /// The link broke: gives it up for another one, or ends the queue pair.
     #[cold]
     pub(super) fn broke(&mut self, down: LinkDown) {
-        if self.recovers(down) {
+        if !matches!(self.stands, Stands::Last(_)) && self.recovers(down) {
             return;
         }
         let rnr = LinkDown::Failed { cause: abi::PUSHGATE_DOWN_RNR, by_peer: true };
@@ -45,6 +45,67 @@ impl Endpoint {
         self.end();
         // If that fails too, the peer hears of it otherwise, or at its limit.
         let _ = self.here.qp.notify();
+    }
+
+    /// The peer has ended: its status says so, or its process is gone. Later passes take in what it had sent before that, and then end
+    /// the queue pair.
+    pub fn peer_ended(&mut self, status: Status) {
+        if !matches!(self.stands, Stands::Over | Stands::Last(_)) {
+            self.stands = Stands::Last(status);
+            self.recorded.worked = true;
+        }
+    }
+
+    /// A pass after the end of the peer. True if anything was done.
+    pub(super) fn poll_last(&mut self, status: Status, mover: &mut Option<Box<dyn Mover>>) -> bool {
+        let since = *self.copies_since.get_or_insert(self.now);
+        let patient = self.now.saturating_sub(since) < COPIES;
+        match self.lands() {
+            Some(false) if patient => return false,
+            Some(false) => {
+                self.fail(status);
+                return true;
+            }
+            Some(true) | None => {}
+        }
+        let shown = self.inbound.shown();
+        let work = self.receive(mover) | self.here.qp.hear();
+        if work {
+            // As after a pass of a live link: what was delivered may lie in a buffer for long.
+            self.control.drain_stores();
+            self.recorded.worked = true;
+        }
+        if self.stands != Stands::Last(status) {
+            return true;
+        }
+        // Only what takes a receive of this side prolongs the wait: a peer that says that it has ended, and sends on, does not.
+        if self.inbound.shown() != shown || self.keeps_messages() {
+            self.copies_since = None;
+            return work;
+        }
+        if patient && (work || !self.moving.is_empty()) {
+            return work;
+        }
+        if self.options.posted_receives && self.next_receive().is_some() {
+            // It was posted since this pass looked, and may be the one that a message waits for. There are no more than the ring has.
+            return true;
+        }
+        self.fail(status);
+        true
+    }
+
+    /// Whether a queue pair whose peer has ended stays as it is: all that is there to be taken in is a SEND for which the device has yet
+    /// to post a receive. It holds no memory of the device. Nothing else may wait there, for it would wait for ever (P7): no posted
+    /// receive, no message to the peer, no copy.
+    pub(super) fn keeps_messages(&self) -> bool {
+        let staging = self.outbound.staging();
+        self.inbound.lacks_receive()
+            && self.moving.is_empty()
+            && self.next_receive().is_none()
+            && !self.recovering.as_ref().is_some_and(|r| r.lands)
+            && staging.outstanding() == 0
+            && !self.outbound.is_pending()
+            && !self.published()
     }
 
     /// Begins nothing any more. Of the copies under way only those that a device makes go on.
@@ -124,7 +185,12 @@ impl Endpoint {
         // A peer whose link broke would wait for this side.
         let awaited = self.stands == Stands::Down;
         let staging = self.outbound.staging();
-        if awaited || staging.outstanding() > 0 || self.outbound.is_pending() || self.published() {
+        // The peer needs this side no more for SENDs that went ahead, once it has them.
+        let under_way = match self.here.qp.goes_ahead() {
+            0 => staging.outstanding() > 0,
+            _ => staging.messages() > self.session.received(),
+        };
+        if awaited || under_way || self.outbound.is_pending() || self.published() {
             // The completions first, then the status, then the peer.
             self.fail(Status::new(abi::PUSHGATE_ABORTED));
             return;

@@ -53,7 +53,8 @@ pub struct QpMemory {
 pub struct QpOptions {
     /// The peer's rank.
     pub peer: u32,
-    /// SENDs land in the buffers that posted receives name.
+    /// SENDs land in the buffers that posted receives name. The device waits for what the peer sends by receives alone, so messages of
+    /// a peer that has ended stay for receives that the device posts later.
     pub posted_receives: bool,
     /// The program makes sure that what an RDMA device wrote into a device's memory is there before the program uses it
     /// (P3). Otherwise the engine does so by its mover, before it shows each such message.

@@ -68,6 +68,8 @@ enum Stands {
     Live,
     /// The link broke, and the next one is not live yet. Nothing is begun; copies under way go on.
     Down,
+    /// The peer has ended. What it sent before that is taken in and shown, also to receives that are posted only now.
+    Last(Status),
     /// The queue pair has failed, or this side has left: nothing is begun any more.
     Over,
 }
@@ -170,7 +172,9 @@ impl Endpoint {
     /// True once the peer's engine knows of all regions that it may write itself,
     /// or never will.
     pub fn regions_told(&self) -> bool {
-        self.session.status().is_some() || self.here.qp.regions_told()
+        matches!(self.stands, Stands::Last(_))
+            || self.session.status().is_some()
+            || self.here.qp.regions_told()
     }
 
     /// True while messages out of a region, or copies to it, are under way: its memory
@@ -284,6 +288,7 @@ impl Endpoint {
     fn poll_stopped(&mut self, mover: &mut Option<Box<dyn Mover>>) -> bool {
         match self.stands {
             Stands::Down => self.poll_down(mover),
+            Stands::Last(status) => self.poll_last(status, mover),
             _ => self.poll_ended(mover),
         }
     }
@@ -302,6 +307,7 @@ impl Endpoint {
         match self.stands {
             Stands::Live => false,
             Stands::Down => self.is_fencing(),
+            Stands::Last(_) => !self.keeps_messages(),
             Stands::Over => !self.shown,
         }
     }
@@ -315,13 +321,14 @@ impl Endpoint {
             Stands::Down => {
                 return self.is_fencing() || !self.moving.is_empty() || self.peers_end().is_some();
             }
+            Stands::Last(_) => return !self.keeps_messages(),
             Stands::Over => return !self.shown,
         }
         let counts = self.here.qp.peer_counts();
         let count = |word: u64| count_of(word, self.session.epoch()).unwrap_or(0);
         let (sent, received) = (self.outbound.staging().messages(), self.session.received());
         (!self.outbound.is_pending() && self.published())
-            || (!self.inbound.waits() && self.here.qp.has_inbound())
+            || ((!self.inbound.waits() || self.inbound.keeps_another()) && self.here.qp.has_inbound())
             || !self.moving.is_empty()
             || self.work.consumed() != self.inbound.consumed()
             || (self.options.posted_receives && self.next_receive().is_some())
@@ -355,7 +362,7 @@ impl Endpoint {
             return;
         }
         if let Some(status) = self.peers_end() {
-            self.fail(status);
+            self.peer_ended(status);
             return;
         }
         self.inbound.tick(now);
@@ -423,13 +430,17 @@ impl Endpoint {
         // BELL: armed before the engine's last look at the ring. A ring behind a WQE that
         // this look did not see comes after that, and wakes.
         let rang = self.interrupt.as_mut().is_some_and(|i| !i.arm());
-        self.here.qp.prepare_sleep() || rang
+        (self.hears_peer() && self.here.qp.prepare_sleep()) || rang
+    }
+
+    /// Whether something that the peer says is waited for: neither of the two has ended.
+    fn hears_peer(&self) -> bool {
+        !matches!(self.stands, Stands::Over | Stands::Last(_))
     }
 
     /// What the peer rings to wake a sleeping engine.
     pub fn bells(&self) -> impl Iterator<Item = &Bell> {
-        // Nothing that the peer of one that has ended says is waited for.
-        self.links().filter(|_| self.stands != Stands::Over).filter_map(|link| link.bell())
+        self.links().filter(|_| self.hears_peer()).filter_map(|link| link.bell())
     }
 
     /// The link, and those beside it where several links are one.
@@ -446,7 +457,9 @@ impl Endpoint {
         }
         fds.extend(self.interrupt.as_ref().map(|i| i.fd()));
         let before = fds.len();
-        self.here.qp.wakes(fds);
+        if self.hears_peer() {
+            self.here.qp.wakes(fds);
+        }
         fds.len() > before
     }
 

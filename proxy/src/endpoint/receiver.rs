@@ -81,7 +81,7 @@ impl Endpoint {
                 Ok(Outcome::Taken) => work = true,
                 Ok(Outcome::Nothing) => break,
                 Ok(Outcome::Waits) => {
-                    work |= self.here.qp.hear();
+                    work |= self.keep_more() | self.here.qp.hear();
                     break;
                 }
                 Err(fault) => {
@@ -91,6 +91,29 @@ impl Endpoint {
             }
         }
         work
+    }
+
+    /// Takes SENDs of the transport that may come before their receives, while one before them waits for its own. True if there was one.
+    #[cold]
+    fn keep_more(&mut self) -> bool {
+        let mut any = false;
+        while self.inbound.keeps_another() && self.session.status().is_none() {
+            let mut words = [0; 8];
+            let placed = match self.here.qp.poll_recv(&mut words) {
+                link::Arrival::Empty => break,
+                link::Arrival::Record => Ok(false),
+                link::Arrival::Placed => Ok(true),
+                link::Arrival::Torn => Err(torn()),
+            };
+            any = true;
+            match placed.and_then(|placed| Ok((placed, self.inbound.accept(&words)?))) {
+                Ok((placed, (record, sequence))) => {
+                    self.inbound.keep_behind(Message { record, words, placed, sequence });
+                }
+                Err(fault) => self.fault(fault),
+            }
+        }
+        any
     }
 
     /// Tries the message that waits.
@@ -350,7 +373,7 @@ impl Endpoint {
             }
             Finish::Signal => {
                 if let Some(journal) = &mut self.journal {
-                    let received = self.inbound.counts().received;
+                    let received = self.inbound.in_places();
                     journal.signal(received, self.inbound.shown(), r.signal, r.signal_value);
                 }
                 self.control.signal(r.signal, r.signal_value);
@@ -369,8 +392,12 @@ impl Endpoint {
     /// Publishes our counts, once a pass.
     #[inline]
     pub(super) fn acknowledge(&mut self) -> bool {
-        let (counts, epoch) = (self.inbound.counts(), self.session.epoch());
-        let in_place = counts.received;
+        let (mut counts, epoch) = (self.inbound.counts(), self.session.epoch());
+        let in_places = self.inbound.in_places();
+        if self.journal.is_some() {
+            // An engine that goes on in this one's place has the peer send again what is not in its place.
+            counts.received = in_places;
+        }
         let counts = PeerCounts {
             released: count_word(epoch, counts.released),
             received: count_word(epoch, counts.received),
@@ -381,7 +408,7 @@ impl Endpoint {
         }
         self.acknowledged = counts;
         if let Some(journal) = &mut self.journal {
-            journal.taken(in_place, self.inbound.shown());
+            journal.taken(in_places, self.inbound.shown());
         }
         self.here.qp.acknowledge(counts);
         true

@@ -196,7 +196,7 @@ impl Endpoint {
             (Stands::Down, Some(r)) => r.phase(),
             (Stands::Live | Stands::Down, _) => Phase::Live,
             (Stands::Over, _) if self.shown => Phase::Ended,
-            (Stands::Over, _) => Phase::Ending,
+            (Stands::Over | Stands::Last(_), _) => Phase::Ending,
         }
     }
 

@@ -151,7 +151,7 @@ pub(super) struct Recovering {
     looks_at: u64,
     /// What the link that broke has brought is still to be taken in: before the first offer, and never behind an offer,
     /// which says how much this end has accepted.
-    lands: bool,
+    pub(super) lands: bool,
     /// Messages that the peer had accepted when the present link began.
     resumed: u64,
     /// This end's own lack was told once since the link broke.
@@ -225,7 +225,8 @@ impl Endpoint {
         let now = self.now;
         for frame in self.recovering.as_ref().map(|r| r.mailbox.take_all()).unwrap_or_default() {
             self.tell_progress();
-            let Some(r) = self.recovering.as_mut().filter(|_| self.stands != Stands::Over) else { return };
+            let ends = matches!(self.stands, Stands::Over | Stands::Last(_));
+            let Some(r) = self.recovering.as_mut().filter(|_| !ends) else { return };
             let was_live = self.stands == Stands::Live;
             match r.connect.take(frame, now) {
                 Ok(()) => self.perform(),
@@ -284,7 +285,7 @@ impl Endpoint {
     pub(super) fn poll_down(&mut self, mover: &mut Option<Box<dyn Mover>>) -> bool {
         // The END that says so may be lost.
         if let Some(status) = self.peers_end() {
-            self.fail(status);
+            self.peer_ended(status);
             return true;
         }
         let mut work = self.advance(mover);
@@ -310,6 +311,16 @@ impl Endpoint {
             self.control.drain_stores();
         }
         work
+    }
+
+    /// After the end of the peer: whether what a link that broke has brought lies still, so that it may be taken in. `None`: the link did
+    /// not break, or that was taken in.
+    pub(super) fn lands(&mut self) -> Option<bool> {
+        let now = self.now;
+        let r = self.recovering.as_mut().filter(|r| r.lands)?;
+        let still = self.here.qp.renews().is_none_or(|link| link.fence(now));
+        r.lands = !still;
+        Some(still)
     }
 
     /// Stops the link that broke. When nothing of it can touch memory any more, takes in what has landed, and makes the
@@ -389,7 +400,7 @@ impl Endpoint {
                     }
                 }
                 Event::Go { places, accepted, .. } => self.goes_on(&places, accepted),
-                Event::End(status) => self.fail(status),
+                Event::End(status) => self.peer_ended(status),
             }
         }
     }
@@ -489,7 +500,7 @@ impl Endpoint {
     /// peer are left to who owns the channel, for whom the drop of the way to send says so. A peer whose link breaks from
     /// now on hears that this end is gone.
     pub fn leave(&mut self) {
-        if self.stands == Stands::Down {
+        if matches!(self.stands, Stands::Down | Stands::Last(_)) {
             self.close();
         }
         if let Some(r) = &mut self.recovering {

@@ -58,6 +58,8 @@ pub enum Command {
     RemoveRegion(QpId, u32, Sender<bool>),
     /// Ends one queue pair, or all of them, with a status. The reply comes at once.
     Fail(Option<QpId>, Status, Sender<()>),
+    /// The peer of a queue pair has ended: what it had sent is taken in, then the queue pair ends with the status. The reply comes at once.
+    PeerEnded(QpId, Status, Sender<()>),
     /// Tells a queue pair that frames of its peer wait in its mailbox. No reply.
     Control(QpId),
     /// Breaks a queue pair's link. The reply comes at once: whether another link is to take its place; `None`: no such

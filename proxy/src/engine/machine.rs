@@ -510,6 +510,13 @@ impl Machine {
                 }
                 let _ = reply.send(());
             }
+            Command::PeerEnded(qp, status, reply) => {
+                if let Some(at) = self.endpoints.iter().position(|(id, _)| *id == qp) {
+                    self.idles.rouse(at);
+                    self.endpoints[at].1.peer_ended(status);
+                }
+                let _ = reply.send(());
+            }
             Command::Control(qp) => {
                 self.unrecorded = true;
                 if let Some(endpoint) = self.find(qp) {

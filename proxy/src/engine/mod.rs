@@ -284,6 +284,12 @@ impl Engine {
         self.ask(|reply| Command::Fail(qp, status, reply))
     }
 
+    /// The peer of a queue pair has ended: what it had sent before is taken in, also by receives that are posted only then, and then the
+    /// queue pair ends with this status.
+    pub fn peer_ended(&self, qp: QpId, status: Status) -> Result<(), EngineError> {
+        self.ask(|reply| Command::PeerEnded(qp, status, reply))
+    }
+
     /// Tells a queue pair that frames of its peer wait in its [`Mailbox`](crate::endpoint::Mailbox). Waits for nothing.
     pub fn control(&self, qp: QpId) -> Result<(), EngineError> {
         self.send(Some(Command::Control(qp)))

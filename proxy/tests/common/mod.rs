@@ -458,10 +458,15 @@ impl Pair {
         panic!("the endpoints find work for ever, or an engine would never sleep");
     }
 
-    /// Does for both ends what an engine does from time to time.
+    /// Does for both ends what an engine does from time to time, and the pass that ends one which finds that its peer has ended.
     pub fn tick(&mut self, now: u64) {
         self.now = now;
         self.ends.iter_mut().for_each(|e| e.tick(now));
+        for end in 0..2 {
+            if self.ends[end].is_ending() {
+                self.poll(end);
+            }
+        }
     }
 
     pub fn codes(&self) -> [Option<u32>; 2] {

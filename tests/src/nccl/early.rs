@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use super::pair::{self, Buffer};
+use super::pair::{self, Buffer, Ends};
 use super::scenario::{
     Options, begin, close, die_with_parent, finish_one, goes_on, loopback, parent, receive, send, stop, wait,
 };
+use super::table::{Plugin, Ptr};
 use crate::{hang, patience};
 
 /// Lengths of the messages: in a WQE, and through the window.
@@ -106,6 +107,91 @@ pub fn ahead(o: &Options) {
     plugin.dereg_mr(ends.recv, into_mr).expect("deregMr");
     close(&plugin, ends);
     plugin.finalize(ctx).expect("finalize");
+}
+
+/// Messages whose requests are done at a sender that then ends without a word arrive whole, over TCP also by receives that are posted
+/// only after its end. A receive that has no message fails.
+pub fn gone(o: &Options) {
+    let before = if over_tcp() { MESSAGES / 2 } else { MESSAGES };
+    receive_from_one_that_ends(o, "gone-rank", before);
+}
+
+/// Over TCP, messages of a sender that has closed in order arrive by receives that are posted only then: closing waits until the
+/// receiver's end has them, and not for the receives.
+pub fn late(o: &Options) {
+    receive_from_one_that_ends(o, "late-rank", 0);
+}
+
+/// Posts so many receives before the sender sends, and the others after its process has ended.
+fn receive_from_one_that_ends(o: &Options, sender: &str, before: usize) {
+    let plugin = o.open();
+    let (mut child, mut peer) = o.spawn(sender);
+    let ctx = plugin.init().expect("init");
+    let ends = pair::connect(&plugin, ctx, &mut *peer).expect("connect");
+    let buffers: Vec<Buffer> = (0..=MESSAGES).map(|_| Buffer::new(STRIDE)).collect();
+    let post = |buffer: &Buffer| {
+        buffer.set(0, STRIDE, 0);
+        let mr = plugin.reg_mr(ends.recv, buffer.at(0), STRIDE).expect("regMr");
+        (receive(&plugin, ends, buffer, STRIDE, 1, mr).expect("room"), mr)
+    };
+    let mut posted: Vec<_> = buffers[..before].iter().map(post).collect();
+    peer.barrier();
+    assert!(child.wait().expect("wait").success(), "the sender failed");
+    // Until this process has seen the end of the other one.
+    std::thread::sleep(STILL);
+    posted.extend(buffers[before..].iter().map(post));
+    for (number, (request, _)) in posted[..MESSAGES].iter().enumerate() {
+        wait(&plugin, *request).unwrap_or_else(|e| panic!("message {number} is lost: {e}"));
+        let wrong = buffers[number].differs(0, size(number), number as u64);
+        assert_eq!(wrong, None, "message {number} is not what was sent");
+    }
+    assert!(wait(&plugin, posted[MESSAGES].0).is_err(), "a receive without a message is done");
+    posted.iter().for_each(|(_, mr)| plugin.dereg_mr(ends.recv, *mr).expect("deregMr"));
+    close(&plugin, ends);
+    plugin.finalize(ctx).expect("finalize");
+}
+
+/// The sending rank of [`gone`].
+pub fn gone_second(o: &Options) {
+    send_all(o);
+    if over_tcp() {
+        // Until the plugin's threads have given the bytes to the kernel.
+        std::thread::sleep(STILL);
+    }
+    std::process::exit(0);
+}
+
+/// The sending rank of [`late`].
+pub fn late_second(o: &Options) {
+    let (plugin, ctx, ends, mr) = send_all(o);
+    plugin.dereg_mr(ends.send, mr).expect("deregMr");
+    close(&plugin, ends);
+    plugin.finalize(ctx).expect("finalize");
+}
+
+/// Sends messages and sees them done.
+fn send_all(o: &Options) -> (Plugin, Ptr, Ends, Ptr) {
+    die_with_parent();
+    let plugin = o.open();
+    let mut peer = parent();
+    let ctx = plugin.init().expect("init");
+    let ends = pair::connect(&plugin, ctx, &mut *peer).expect("connect");
+    let buffer = Buffer::new(STRIDE);
+    let mr = plugin.reg_mr(ends.send, buffer.at(0), STRIDE).expect("regMr");
+    peer.barrier();
+    for number in 0..MESSAGES {
+        buffer.fill(0, size(number), number as u64);
+        let s = send(&plugin, ends, &buffer, size(number), 1, mr).expect("room");
+        wait(&plugin, s).expect("send");
+        buffer.set(0, STRIDE, 0xff);
+    }
+    // Registered memory stays.
+    std::mem::forget(buffer);
+    (plugin, ctx, ends, mr)
+}
+
+fn over_tcp() -> bool {
+    std::env::var_os("PUSHGATE_QP").is_some_and(|qp| qp == "tcp")
 }
 
 /// Sends messages, sees them done, and closes, on one connection after the other.

@@ -1054,7 +1054,7 @@ pub const NCCL: [(&str, Scenario); 7] = [
 ];
 
 /// Scenarios with what this project's plugin promises beyond that.
-pub const OWN: [(&str, Scenario); 18] = [
+pub const OWN: [(&str, Scenario); 20] = [
     ("ahead", super::early::ahead),
     ("garbage", garbage),
     ("setting", setting),
@@ -1063,6 +1063,8 @@ pub const OWN: [(&str, Scenario); 18] = [
     ("stopped", stopped),
     ("closing", super::closing::closing),
     ("early", super::early::early),
+    ("gone", super::early::gone),
+    ("late", super::early::late),
     ("hanging", super::early::hanging),
     ("lost", lost),
     ("deregister", deregister),
@@ -1076,13 +1078,15 @@ pub const OWN: [(&str, Scenario); 18] = [
 ];
 
 /// Functions of processes that a scenario starts.
-const SECOND: [(&str, Scenario); 10] = [
+const SECOND: [(&str, Scenario); 12] = [
     ("rank-1", rank_1),
     ("victim", victim),
     ("sleeper", sleeper),
     ("lost-rank", lost_rank),
     ("closing-rank", super::closing::closing_rank),
     ("early-rank", super::early::second),
+    ("gone-rank", super::early::gone_second),
+    ("late-rank", super::early::late_second),
     ("speed-rank", super::speed::second),
     ("fair-rank", super::fair::second),
     ("recovering-rank", super::recovering::second),

@@ -160,8 +160,16 @@ fn p4_p6_a_send_that_may_come_before_its_receive_waits_for_it_and_holds_up_those
     let first = Record { tag: 3, ..inline(0) };
     let (record, sequence) = i.accept(&first.encode(0)).unwrap();
     assert_eq!(i.place(&record, false, sequence, &AROUND).unwrap(), Action::Wait);
+    assert!(!i.keeps_another(), "none waits");
     i.keep(Message { record, words: first.encode(0), placed: false, sequence });
-    assert_eq!(i.counts(), Counts { released: 0, received: 0, granted: 2 });
+    // It is here, and its place at the sender is still needed.
+    assert_eq!(i.counts(), Counts { released: 0, received: 1, granted: 2 });
+    assert!(i.keeps_another() && i.lacks_receive());
+    let second = Record { tag: 4, ..inline(1) };
+    let (record, sequence) = i.accept(&second.encode(0)).unwrap();
+    i.keep_behind(Message { record, words: second.encode(0), placed: false, sequence });
+    assert_eq!(i.counts(), Counts { released: 0, received: 2, granted: 2 });
+    assert!(!i.keeps_another(), "no more may come before their receives");
     for (number, tag) in [4, 3].into_iter().enumerate() {
         let m = i.retry().unwrap();
         assert_eq!(i.place(&m.record, false, m.sequence, &AROUND).unwrap(), Action::Wait);
@@ -171,7 +179,11 @@ fn p4_p6_a_send_that_may_come_before_its_receive_waits_for_it_and_holds_up_those
     let m = i.retry().unwrap();
     assert!(matches!(i.place(&m.record, false, m.sequence, &AROUND).unwrap(), Action::Copy { .. }));
     let (_, Finish::Show(shown)) = i.copied() else { panic!("a SEND is shown") };
-    assert_eq!((shown.place, i.counts().received, i.counts().granted), (1, 1, 4));
+    assert_eq!((shown.place, i.in_places()), (1, 1));
+    assert_eq!(i.counts(), Counts { released: 1, received: 2, granted: 4 });
+    let m = i.retry().unwrap();
+    assert!(matches!(i.place(&m.record, false, m.sequence, &AROUND).unwrap(), Action::Copy { .. }));
+    assert_eq!((i.copied().0.id, i.counts().released, i.waits()), (1, 2, false));
 }
 
 #[test]

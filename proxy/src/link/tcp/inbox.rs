@@ -100,9 +100,9 @@ pub struct Inbox {
     words: Box<[[u64; 4]]>,
     /// Receives that this end has posted.
     pub posts: u64,
-    /// The tag of a SEND that was taken before a receive was posted that fits it. There is one at most: the endpoint takes the next
-    /// message once that SEND has its receive.
-    early: Option<u32>,
+    /// The tags of SENDs that were taken before receives were posted that fit them, oldest first. The endpoint takes no more of them
+    /// than may come before their receives.
+    early: VecDeque<u32>,
     /// The last message that was taken could have gone ahead of its receive.
     pub short: bool,
     pub counts: PeerCounts,
@@ -137,7 +137,7 @@ impl Inbox {
             most_posted,
             words: vec![[0; 4]; words].into(),
             posts: 0,
-            early: None,
+            early: VecDeque::with_capacity(posts.map_or(0, |(_, ahead)| ahead as usize)),
             short: false,
             counts: PeerCounts::default(),
             status: 0,
@@ -173,7 +173,8 @@ impl Inbox {
         let Some(mask) = self.words.len().checked_sub(1) else { return };
         self.words[number as usize & mask] = words;
         self.posts = number + 1;
-        if self.early.take_if(|tag| fits(&words, *tag)).is_some() {
+        if let Some(at) = self.early.iter().position(|tag| fits(&words, *tag)) {
+            self.early.remove(at);
             return;
         }
         if self.posted.len() == self.most_posted {
@@ -212,7 +213,7 @@ impl Inbox {
         });
         match at {
             Some(at) => _ = self.posted.remove(at),
-            None => self.early = Some(r.tag),
+            None => self.early.push_back(r.tag),
         }
     }
 

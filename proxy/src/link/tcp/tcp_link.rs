@@ -23,6 +23,7 @@ use super::meeting::Meeting;
 use super::outgoing::Outgoing;
 use super::wire::{MOST_PIECES, Piece, Wire};
 use crate::gate::{Budget, Permit};
+use crate::inbound::MOST_COPIES;
 use crate::link::copies::Copies;
 use crate::link::{Arrival, Link, LinkDown, PeerCounts, Renew, Waking};
 use crate::receives::{PeerReceive, PeerReceives};
@@ -167,7 +168,7 @@ impl TcpLink {
             next: Next::Nothing,
             window,
             sources: BTreeMap::new(),
-            copies: Copies::new(slots + terms.goes_ahead as usize),
+            copies: Copies::new(slots + terms.goes_ahead as usize + MOST_COPIES),
             peer_receives,
             taken: vec![None; taken].into(),
             base: 0,
@@ -469,8 +470,13 @@ impl Link for TcpLink {
     #[inline]
     fn poll_send(&mut self, received: u64) -> Result<u32, LinkDown> {
         self.healthy()?;
-        self.copies.received(received, 0);
-        self.received = received;
+        // SENDs that go ahead count as received before they are copied to their places (P6).
+        let in_places = match self.terms.goes_ahead {
+            0 => received,
+            _ => received.min(self.inbox.counts.released & abi::PUSHGATE_COUNT_MASK),
+        };
+        self.received = self.received.max(in_places);
+        self.copies.received(self.received, 0);
         let before = self.completed;
         // A slot is free when the peer has the message and the wire reads it no more, whatever the peer says.
         self.completed = self.completed.max(received.min(self.settled));

@@ -408,7 +408,8 @@ fn a_receive_whose_message_came_before_it_is_not_one_that_no_message_has() {
 }
 
 #[test]
-fn p7_an_end_hears_its_peer_while_a_message_waits_for_its_receive() {
+fn p5_p7_an_end_hears_its_peer_while_a_message_waits_for_its_receive_and_keeps_the_message_when_the_peer_ends()
+ {
     let rig = Rig::new(7, Some(Habits::PLAIN));
     let mut pair = ahead(&rig, 2);
     let key = pair[0].key;
@@ -422,6 +423,11 @@ fn p7_an_end_hears_its_peer_while_a_message_waits_for_its_receive() {
     assert_eq!(pair[1].device.retired(), 1, "the peer's counts lie behind the message that waits");
     pair[0].endpoint.fail(ABORTED);
     rig.run(&mut pair, 400);
+    assert_eq!(pair[1].endpoint.status(), None, "a message waits for its receive");
+    let key = pair[1].key;
+    assert!(pair[1].device.post_recv(key, 0, 64, 7));
+    rig.run(&mut pair, 400);
+    assert!(pair[1].device.try_recv().is_some());
     assert_eq!(pair[1].endpoint.status(), Some(ABORTED));
 }
 

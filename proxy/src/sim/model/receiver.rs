@@ -39,6 +39,15 @@ impl Flow {
         Ok(())
     }
 
+    /// All of the first `upto` messages are at the reader's end: where they belong, but for SENDs behind all others, where SENDs may come
+    /// before their receives.
+    pub(super) fn is_here(&mut self, upto: u32, reader: &Side) -> Result<(), Violation> {
+        let waits = |m: &&Message| m.opcode == Opcode::Send && m.sends >= self.shown;
+        let last = self.messages[self.seen.min(upto) as usize..upto as usize].iter().rev();
+        let waiting = if self.ahead == 0 { 0 } else { last.take_while(waits).count() as u32 };
+        self.is_delivered(upto - waiting, reader)
+    }
+
     /// P3, P6: each word of the region that a PUT covers is that PUT's or a later one's.
     fn has_landed(&self, number: u32, m: &Message, reader: &Side) -> Result<(), Violation> {
         for i in 0..m.length / 8 {

@@ -174,7 +174,7 @@ impl Flow {
                 format_args!("DELIVERED goes from {} to {delivered} of {}", self.delivered, self.slots.len());
             return Err(self.broken(5, why));
         }
-        self.is_delivered(self.slots[delivered as usize - 1].messages_after, reader)?;
+        self.is_here(self.slots[delivered as usize - 1].messages_after, reader)?;
         self.delivered = delivered;
         Ok(true)
     }
