@@ -360,6 +360,11 @@ impl<F: Clone + Default> Connect<F> {
         self.recovery.wakes_at()
     }
 
+    /// Whether the peer's latest incarnation has sent END.
+    pub fn peer_has_ended(&self) -> bool {
+        self.peer.is_some_and(|peer| peer.ended)
+    }
+
     /// Where the session stands.
     pub fn phase(&self) -> Phase {
         self.recovery.phase()

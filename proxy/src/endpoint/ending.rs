@@ -5,7 +5,7 @@ use pushgate_driver_shim::abi;
 use pushgate_driver_shim::limited;
 use pushgate_driver_shim::record::Record;
 
-use super::{COPIES, Endpoint, Stands};
+use super::{COPIES, Endpoint, FAILED, Stands};
 use crate::link::LinkDown;
 use crate::mover::Mover;
 use crate::ring::Look;
@@ -59,7 +59,8 @@ impl Endpoint {
     /// A pass after the end of the peer. True if anything was done.
     pub(super) fn poll_last(&mut self, status: Status, mover: &mut Option<Box<dyn Mover>>) -> bool {
         let since = *self.copies_since.get_or_insert(self.now);
-        let patient = self.now.saturating_sub(since) < COPIES;
+        let lost = u32::from(status.code) == abi::PUSHGATE_PEER_LOST;
+        let patient = self.now.saturating_sub(since) < if lost { COPIES } else { FAILED };
         match self.lands() {
             Some(false) if patient => return false,
             Some(false) => {
@@ -79,7 +80,7 @@ impl Endpoint {
             return true;
         }
         // Only what takes a receive of this side prolongs the wait: a peer that says that it has ended, and sends on, does not.
-        if self.inbound.shown() != shown || self.keeps_messages() {
+        if (lost && self.inbound.shown() != shown) || self.keeps_messages() {
             self.copies_since = None;
             return work;
         }

@@ -46,6 +46,10 @@ const KEPT_AHEAD: usize = 8;
 /// device that does not end its copies must not hold up a program that waits for the end.
 const COPIES: u64 = 2_000_000_000;
 
+/// How long what a peer had sent is taken in after it has failed, nanoseconds. The peer's own messages have all ended by then, with
+/// that status, but for those that it was told were done. The device hears of a failure within 100 ms (P7).
+const FAILED: u64 = 50_000_000;
+
 /// A copy under way.
 struct Moving {
     movement: Move,

@@ -400,7 +400,8 @@ impl Endpoint {
                     }
                 }
                 Event::Go { places, accepted, .. } => self.goes_on(&places, accepted),
-                Event::End(status) => self.peer_ended(status),
+                Event::End(status) if r.connect.peer_has_ended() => self.peer_ended(status),
+                Event::End(status) => self.fail(status),
             }
         }
     }
