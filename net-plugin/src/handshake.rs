@@ -325,6 +325,18 @@ impl Progress {
 
     /// Returns the queue pair once every frame has been sent and received.
     fn advance(&mut self, runtime: &Runtime) -> Result<Option<Joined>> {
+        let advanced = self.exchange(runtime);
+        // An end that refuses this one greets it and closes, perhaps before this end has sent its offer.
+        if advanced.is_err()
+            && self.heard == 0
+            && let Ok(Some((bytes, _))) = self.channel.receive()
+        {
+            same_told(runtime, &greeting(&bytes, &self.key)?.told)?;
+        }
+        advanced
+    }
+
+    fn exchange(&mut self, runtime: &Runtime) -> Result<Option<Joined>> {
         self.perform(runtime)?;
         // Looked at before the streams: they come before the other end closes.
         let is_hung_up = matches!(self.step, Step::Met(_)) && self.channel.stream().is_hung_up();
@@ -643,6 +655,22 @@ mod tests {
         assert!(refused.text.contains("qp is auto here and local there"), "{refused}");
         assert!(e.text.contains("qp is local here and auto there"), "{e}");
         assert_eq!([refused.code, e.code], [Code::Usage; 2]);
+    }
+
+    #[test]
+    fn an_end_that_is_refused_before_it_has_sent_its_offer_hears_why() {
+        let [here, there] = [QpKind::Local, QpKind::Auto]
+            .map(|qp| Runtime::of_a_test_with(crate::testing::WINDOW, |settings| settings.qp = qp));
+        let (listener, bytes) = Listener::new(there, None).unwrap();
+        let handle = Handle::decode(&bytes).unwrap();
+        let Dialed::Connected(stream) = dial::dial_unix(&handle.key.nonce()).unwrap() else {
+            panic!("it listens")
+        };
+        let joining = greet(&here, &handle, stream, (None, Transport::Local), &Purpose::Messages).unwrap();
+        let Stage::Joining(mut progress) = joining else { panic!("it joins") };
+        crate::testing::until(|| listener.accept().err());
+        let e = progress.advance(&here).err().expect("the listener refuses it");
+        assert!(e.code == Code::Usage && e.text.contains("qp is local here and auto there"), "{e}");
     }
 
     #[test]
