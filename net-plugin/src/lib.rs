@@ -20,7 +20,6 @@ mod handshake;
 mod identity;
 mod join;
 mod large;
-mod linger;
 mod listening;
 mod log;
 mod path;

@@ -15,6 +15,7 @@ use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::memory::{HugePages, SharedMemory};
 use pushgate_proxy::engine::{Drive, Engine, EngineOptions, QpId, StallReport};
 use pushgate_proxy::idle::Wake;
+use pushgate_proxy::linger::Lingered;
 use pushgate_proxy::link::tcp::{Host, Readiness, Tuning};
 use pushgate_proxy::link::verbs::Device;
 use pushgate_proxy::link::verbs::choice::Distance;
@@ -24,7 +25,6 @@ use crate::alike::Alike;
 use crate::error::{Code, Failure, Result};
 use crate::gpu::{self, Gpu};
 use crate::identity::Identity;
-use crate::linger::Lingered;
 use crate::listening::{listen_tcp, own_address};
 use crate::log;
 use crate::path::{self, Choice, Opened, OverRdma, Told};
@@ -315,6 +315,15 @@ impl Runtime {
     }
 }
 
+/// How long closing connections may wait for peers that have yet to get messages whose sends were done. A link that breaks is
+/// replaced within the setting `recover`, or the connection ends, so they wait for longer than that. A peer whose program does not
+/// call is moved on by a thread within 10 ms.
+fn lingered(recover: Option<Duration>) -> Lingered {
+    let all = Duration::from_secs(5);
+    let noticed = Duration::from_secs(1);
+    Lingered::new(recover.map_or(all, |recover| all.max(recover + noticed)), Duration::from_millis(50))
+}
+
 impl Runtime {
     /// Starts the threads. `keep` is dropped with the runtime.
     pub fn start(loaded: Arc<Loaded>, keep: Keep) -> Result<Self> {
@@ -322,7 +331,7 @@ impl Runtime {
             watch: Watch::start(loaded.dialled_again())?,
             lanes: Mutex::default(),
             tcp: Mutex::default(),
-            lingered: Lingered::new(loaded.settings.recovery()),
+            lingered: lingered(loaded.settings.recovery()),
             loaded,
             _keep: keep,
             next_seed: AtomicU64::new(0),

@@ -137,7 +137,7 @@ impl Sender {
     }
 
     /// Waits until the peer has all messages whose requests were done. What it does not get is told in the log: if the connection
-    /// has ended, or if that takes longer than connections of this process may still wait ([`crate::linger`]).
+    /// has ended, or if that takes longer than connections of this process may still wait ([`Lingered`](pushgate_proxy::linger::Lingered)).
     pub fn linger(&self, end: &CommEnd) {
         let Some((slot, number)) = self.done else { return };
         let (began, allowed) = (Instant::now(), end.runtime.lingered.left());

@@ -63,6 +63,9 @@ mod in_process;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod journal;
 #[cfg(not(loom))]
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
+pub mod linger;
+#[cfg(not(loom))]
 pub mod link;
 #[cfg(not(loom))]
 pub mod measure;

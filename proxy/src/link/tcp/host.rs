@@ -24,6 +24,7 @@ use super::uring::RingError;
 use super::wire::Wire;
 use super::wires::{Io, Wires};
 use crate::door::{Counted, Door, DoorError, Limits, PASSAGE, Purpose, Secret, Stream, Terms, dial};
+use crate::linger::Lingered;
 
 /// Time for one attempt to connect.
 const ATTEMPT: Duration = Duration::from_secs(1);
@@ -40,6 +41,8 @@ const PLACES: usize = 256;
 const GREETING: usize = 18;
 /// How long the peer may take to read the last words of a link.
 const LAST_WORDS: Duration = Duration::from_secs(2);
+/// How long links that end may wait in vain for their peers, together, and then each of them.
+pub(super) const LINGER: (Duration, Duration) = (Duration::from_secs(3), Duration::from_millis(20));
 /// Links whose last words are waited for at a time.
 const MOST_ENDING: usize = 4096;
 /// Between two looks at streams that end.
@@ -103,6 +106,7 @@ pub struct Host {
     ending: Option<Sender<Vec<Stream>>>,
     closing: Option<JoinHandle<()>>,
     wires: Wires,
+    lingered: Lingered,
 }
 
 impl Host {
@@ -124,7 +128,8 @@ impl Host {
         let (ending, ends) = channel();
         let closing = Some(spawn("pushgate-close", move || close_all(&ends))?);
         let (accepting, ending) = (Some(accepting), Some(ending));
-        Ok(Arc::new(Host { shared, addresses, key: hex(&key), accepting, ending, closing, wires }))
+        let (key, lingered) = (hex(&key), Lingered::new(LINGER.0, LINGER.1));
+        Ok(Arc::new(Host { shared, addresses, key, accepting, ending, closing, wires, lingered }))
     }
 
     /// How an end of a link meets its peer. `dials`: this end dials, and the peer waits. `readiness` is that of the engine that
@@ -365,6 +370,10 @@ impl Meeting for HostMeeting {
             self.host.shared.waiting().remove(&token);
         }
         self.coming = None;
+    }
+
+    fn lingered(&self) -> &Lingered {
+        &self.host.lingered
     }
 }
 

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
 use super::wire::Wire;
+use crate::linger::Lingered;
 
 /// Where an end waits for the streams of a link, and what opens its door.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,4 +80,7 @@ pub trait Meeting: Send {
 
     /// Gives up what was begun.
     fn give_up(&mut self);
+
+    /// How long the links of this process may wait for peers that do not take their last words.
+    fn lingered(&self) -> &Lingered;
 }

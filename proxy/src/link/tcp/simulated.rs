@@ -13,10 +13,13 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use super::frame::{HEAD, Head, Kind, MOST_HEAD};
+use super::host::LINGER;
 use super::meeting::{Meeting, Place};
 use super::wire::{Piece, Wire};
+use crate::linger::Lingered;
 use crate::random::Random;
 
 /// How the streams of a link behave.
@@ -71,6 +74,8 @@ struct State {
     latest: Weak<Mutex<Streams>>,
     links: u64,
     wrong: Wrong,
+    /// Both ends are of one process.
+    lingered: Arc<Lingered>,
 }
 
 type Shared = Arc<Mutex<Streams>>;
@@ -93,12 +98,15 @@ impl Net {
             latest: Weak::new(),
             links: 0,
             wrong: Wrong::default(),
+            lingered: Arc::new(Lingered::new(LINGER.0, LINGER.1)),
         })))
     }
 
     /// How end 0 or end 1 meets the other one. It reads the time at `time`, nanoseconds.
     pub(crate) fn meeting(&self, end: usize, time: &Arc<AtomicU64>) -> Box<dyn Meeting> {
-        Box::new(NetMeeting { net: self.clone(), end, time: time.clone(), token: None, coming: None })
+        let lingered = lock(&self.0).lingered.clone();
+        let (net, time) = (self.clone(), time.clone());
+        Box::new(NetMeeting { net, end, time, lingered, token: None, coming: None })
     }
 
     /// What an end has done that the contract of its wire forbids.
@@ -173,6 +181,7 @@ struct NetMeeting {
     net: Net,
     end: usize,
     time: Arc<AtomicU64>,
+    lingered: Arc<Lingered>,
     token: Option<String>,
     coming: Option<Coming>,
 }
@@ -263,6 +272,10 @@ impl Meeting for NetMeeting {
             // The other end has streams that nobody takes.
             dialled.into_iter().for_each(|streams| lock(&streams).reset());
         }
+    }
+
+    fn lingered(&self) -> &Lingered {
+        &self.lingered
     }
 }
 
@@ -652,7 +665,7 @@ impl Wire for NetWire {
         true
     }
 
-    fn finish(&mut self) {
+    fn finish(&mut self, _patience: Duration) {
         let s = &mut *lock(&self.streams);
         if s.finished[self.end] || s.stopping[self.end].is_some() {
             self.breaks_a_rule("it finishes a wire that it has ended");

@@ -5,6 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
@@ -325,7 +326,7 @@ impl Wire for Sockets {
         true
     }
 
-    fn finish(&mut self) {
+    fn finish(&mut self, _patience: Duration) {
         let streams = self.take();
         if !streams.is_empty() {
             (self.finish)(streams);

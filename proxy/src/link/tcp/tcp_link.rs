@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::limited;
@@ -39,8 +40,8 @@ pub(super) const PASSES: u32 = 4;
 const LAZY: u32 = 64;
 /// Counts of so much payload do not wait, bytes: the peer has room for little more, or will soon.
 const MUCH: u64 = 16 << 10;
-/// How long an end waits until its last words are out, nanoseconds.
-const LINGER: u64 = 1_000_000_000;
+/// How long the other streams of a link may go on when one has ended, nanoseconds.
+const ALONE: u64 = 1_000_000_000;
 
 /// A region of this end that messages go out of.
 struct Source {
@@ -78,10 +79,18 @@ pub(super) struct Terms {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ending {
     Open,
-    /// The last words are on their way, since this time.
-    Telling(u64),
-    /// The wire ends.
-    Closing,
+    /// The last words are on their way.
+    Telling(Wait),
+    /// The wire ends; `None`: without last words.
+    Closing(Option<Wait>),
+}
+
+/// A wait for the peer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Wait {
+    /// When it began, nanoseconds.
+    since: u64,
+    allowed: Duration,
 }
 
 /// A queue pair over byte streams, as the folder's module describes it.
@@ -417,29 +426,47 @@ impl TcpLink {
     /// Gives the last words to the wire, and ends it. True when it reads and writes no memory any more.
     fn move_to_the_end(&mut self) -> bool {
         if self.ending == Ending::Open {
-            self.ending = Ending::Telling(self.now);
+            self.ending = Ending::Telling(self.wait());
             self.outgoing.forget();
         }
-        if let Ending::Telling(since) = self.ending {
+        if let Ending::Telling(wait) = self.ending {
             let over = self.failed.is_some() || self.wire.is_none() || self.deserted || self.mute;
             if !over {
                 self.control();
                 self.pump_out();
                 let untold = self.status_due || self.leave_due || !self.outgoing.is_empty();
-                if untold && !self.mute && self.failed.is_none() && self.now.saturating_sub(since) < LINGER {
+                if untold && !self.mute && self.failed.is_none() && !self.is_in_vain(wait) {
                     return false;
                 }
             }
+            let wait = self.wait();
             if let Some(wire) = &mut self.wire {
-                wire.finish();
+                wire.finish(wait.allowed);
             }
-            self.ending = Ending::Closing;
+            self.ending = Ending::Closing(Some(wait));
         }
         let stopped = self.wire.as_mut().is_none_or(|wire| wire.stopped());
-        if stopped {
-            self.wire = None;
+        if stopped
+            && self.wire.take().is_some()
+            && let Ending::Closing(Some(wait)) = self.ending
+        {
+            self.is_in_vain(wait);
         }
         stopped
+    }
+
+    /// A wait for the peer that begins now.
+    fn wait(&self) -> Wait {
+        Wait { since: self.now, allowed: self.meeting.lingered().left() }
+    }
+
+    /// Whether a wait has taken all that it may. Then it counts against the waits of other links.
+    fn is_in_vain(&self, wait: Wait) -> bool {
+        let in_vain = u128::from(self.now.saturating_sub(wait.since)) >= wait.allowed.as_nanos();
+        if in_vain {
+            self.meeting.lingered().in_vain(wait.allowed);
+        }
+        in_vain
     }
 }
 
@@ -574,7 +601,7 @@ impl Link for TcpLink {
             self.quiet_since = now;
             self.beat();
         }
-        if self.ended != 0 && !self.deserted && now.saturating_sub(self.ended_since) >= LINGER {
+        if self.ended != 0 && !self.deserted && now.saturating_sub(self.ended_since) >= ALONE {
             self.broke("some streams of the link ended", &std::io::ErrorKind::UnexpectedEof.into());
         }
         self.healthy()
@@ -613,7 +640,7 @@ impl Drop for TcpLink {
     fn drop(&mut self) {
         self.meeting.give_up();
         if let Some(mut wire) = self.wire.take() {
-            wire.finish();
+            wire.finish(self.meeting.lingered().left());
             while !wire.stopped() {
                 std::thread::yield_now();
             }

@@ -4,6 +4,7 @@ mod mutated;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_driver_shim::record::{Opcode, Record};
@@ -11,6 +12,7 @@ use pushgate_driver_shim::segment::Geometry;
 use pushgate_driver_shim::window::Window;
 
 use super::frame::{Head, Kind, MOST_HEAD};
+use super::host::LINGER;
 use super::inbox::{Inbox, Mirror};
 use super::incoming::{Incoming, Takes, sum_of};
 use super::outgoing::{Leaving, Outgoing};
@@ -429,6 +431,32 @@ fn p5_p7_an_end_hears_its_peer_while_a_message_waits_for_its_receive_and_keeps_t
     rig.run(&mut pair, 400);
     assert!(pair[1].device.try_recv().is_some());
     assert_eq!(pair[1].endpoint.status(), Some(ABORTED));
+}
+
+#[test]
+fn p7_links_whose_peers_have_stopped_end_after_one_wait_and_not_after_one_each() {
+    let rig = Rig::new(13, Some(Habits { room: 200, ..Habits::PLAIN }));
+    let ends: Vec<Duration> = (0..20)
+        .map(|_| {
+            let mut pair = rig.pair(WAY);
+            for n in 0..4 {
+                send(&mut pair[0], 7, &[n; 320]);
+                rig.pass(&mut pair, 1_000);
+                pair[0].poll();
+            }
+            pair[0].endpoint.fail(ABORTED);
+            let began = pair[0].now;
+            while !pair[0].endpoint.is_gone() {
+                rig.pass(&mut pair, 1_000_000);
+                pair[0].poll();
+            }
+            Duration::from_nanos(pair[0].now - began)
+        })
+        .collect();
+    let (all, each) = LINGER;
+    assert!(ends[0] >= all && ends[0] < 2 * all, "{ends:?}");
+    // The words and the wire, each.
+    assert!(ends[1..].iter().all(|end| *end < 3 * each), "{ends:?}");
 }
 
 #[test]

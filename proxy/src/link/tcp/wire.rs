@@ -6,6 +6,7 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 /// A stretch of memory that a wire reads or writes. Has the layout of the kernel's `iovec`.
 #[repr(C)]
@@ -63,8 +64,8 @@ pub trait Wire: Send {
     fn stopped(&mut self) -> bool;
 
     /// Takes the last words of this end along: what the wire has taken still goes out, and the streams are closed when the
-    /// peer has read it, beside the engine. Called once, behind the last send.
-    fn finish(&mut self);
+    /// peer has read it, beside the engine. What the wire still reads after `patience` is dropped. Called once, behind the last send.
+    fn finish(&mut self, patience: Duration);
 
     /// The engine is about to sleep: what arrives from now on wakes it, and, on streams for which `full` says so, room to
     /// send. True if something may have arrived already.

@@ -42,7 +42,7 @@ impl Renew for TcpLink {
         self.give_next_up();
         // Also streams that were still to come.
         self.meeting.give_up();
-        self.ending = Ending::Closing;
+        self.ending = Ending::Closing(None);
         let stopped = self.wire.as_mut().is_none_or(|wire| wire.stopped());
         if stopped {
             self.wire = None;

@@ -26,8 +26,6 @@ const ZERO_COPY: usize = 64 << 10;
 const NOTICES: usize = 16;
 /// A stream whose first sends without a copy the kernel has copied after all, so many of them, asks for it no more.
 const COPIED: u32 = 4;
-/// How long the peer may take to acknowledge what is sent without a copy, once the link has ended in order.
-const LAST_WORDS: Duration = Duration::from_secs(3);
 /// `MSG_NOSIGNAL`.
 const NO_SIGNAL: u32 = rustix::net::SendFlags::NOSIGNAL.bits();
 /// `IORING_SEND_ZC_REPORT_USAGE`: the notice says whether the kernel has copied.
@@ -129,7 +127,7 @@ pub struct Uring {
     stopping: bool,
     /// Nothing is under way any more, and the streams are off the ring.
     over: bool,
-    /// Since when the streams are on their way to their end, if they end in order.
+    /// Until when the streams may be on their way to their end, if they end in order.
     finishing: Option<Instant>,
     /// Bytes that the kernel has sent out of their memory, and those that it has copied.
     copied: (u64, u64),
@@ -445,7 +443,7 @@ impl Wire for Uring {
                 }
             }
         }
-        if self.finishing.is_some_and(|since| since.elapsed() >= LAST_WORDS) {
+        if self.finishing.is_some_and(|until| Instant::now() >= until) {
             let sockets = self.streams.iter().filter_map(|stream| stream.socket.as_ref());
             sockets.for_each(|socket| _ = rustix::net::connect_unspec(socket));
         }
@@ -462,11 +460,11 @@ impl Wire for Uring {
         true
     }
 
-    fn finish(&mut self) {
+    fn finish(&mut self, patience: Duration) {
         if self.finishing.is_some() || self.stopping {
             return;
         }
-        self.finishing = Some(Instant::now());
+        self.finishing = Some(Instant::now() + patience);
         // Else what is received now and what the closing reads would be two readers of a stream.
         self.cancel_all();
         let mut ends = Vec::new();

@@ -592,7 +592,7 @@ fn what_was_taken_arrives_although_the_link_ends() {
             wire.submit().unwrap();
             taken == 200_000
         });
-        wire.finish();
+        wire.finish(Duration::from_secs(3));
         let sockets = finished.recv_timeout(pushgate_tests::hang()).unwrap();
         until(|| wire.stopped());
         for socket in sockets {
