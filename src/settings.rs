@@ -352,7 +352,7 @@ settings! {
     net_under_way: AutoOr<u64> = "auto", auto_or_size(64 << 10), "auto, none or a size, 64K to 1T; bytes, K, M and G are 1024-based", "bytes", Nccl;
     /// NCCL's RMA table, by which kernels use NCCL's device API
     net_rma: bool = "false", switch, "true or false", "", Nccl;
-    /// Threads of the NCCL plugin for each GPU that carry its connections over tcp; 0: NCCL's own threads do; auto: one for every four cores that the process may use, at most 8
+    /// Threads of the NCCL plugin for each GPU that carry its connections over tcp; 0: NCCL's own threads do; auto: one for every four cores that the process may use, at most 8, and at most half of the GPU's part of the host's cores
     net_tcp_threads: AutoOr<usize> = "auto", auto_or_number(0, 16), "auto or 0 to 16", "", Nccl;
 }
 

@@ -61,6 +61,7 @@ pub struct SharedMemoryBuilder {
     bytes: usize,
     huge_pages: HugePages,
     numa_node: Option<u32>,
+    when_touched: bool,
 }
 
 impl SharedMemoryBuilder {
@@ -76,7 +77,15 @@ impl SharedMemoryBuilder {
         self
     }
 
-    /// Makes the memory: zeroed, with every page present and the size sealed.
+    /// Normal pages that the kernel allocates when they are touched first. For memory of this process alone, of which little may be
+    /// needed: a process of another user refuses memory that lacks pages, and what is short is not refused here, but ends the process
+    /// that touches it.
+    pub fn when_touched(mut self) -> Self {
+        (self.when_touched, self.huge_pages) = (true, HugePages::Never);
+        self
+    }
+
+    /// Makes the memory: zeroed, with every page present ([`SharedMemoryBuilder::when_touched`] aside) and the size sealed.
     pub fn create(self) -> Result<SharedMemory, ShimError> {
         let fits = self.bytes.is_multiple_of(HUGE_PAGE);
         let refuse = |allowed| Err(ShimError::Size { name: self.name.clone(), bytes: self.bytes, allowed });
@@ -128,6 +137,9 @@ impl SharedMemoryBuilder {
             // it. Kernels without transparent huge pages refuse, which does no harm.
             let _ = unsafe { madvise(map.as_mut_ptr().cast(), map.len(), Advice::LinuxHugepage) };
         }
+        if self.when_touched {
+            return Ok(SharedMemory { map: OwnedHere::new(map), fd, huge });
+        }
         match populate(&map, Advice::LinuxPopulateWrite) {
             // An old kernel. The memory is new and no other process has it. Touching huge pages
             // that cannot be allocated would end in SIGBUS here, so huge memory is not touched.
@@ -156,7 +168,8 @@ pub struct SharedMemory {
 impl SharedMemory {
     /// Starts the options for new memory of `bytes`; /proc/PID/maps and errors show `name`.
     pub fn builder(name: impl Into<String>, bytes: usize) -> SharedMemoryBuilder {
-        SharedMemoryBuilder { name: name.into(), bytes, huge_pages: HugePages::Try, numa_node: None }
+        let (name, huge_pages) = (name.into(), HugePages::Try);
+        SharedMemoryBuilder { name, bytes, huge_pages, numa_node: None, when_touched: false }
     }
 
     /// Maps memory that a peer handed over, writable, if it has `expected_len` bytes and its size
@@ -608,6 +621,16 @@ mod tests {
         assert_eq!(load(&reader, SIZE - 8), 7);
         assert_eq!(memory.words(0, 2)[1].load(Ordering::Relaxed), 9);
         assert_eq!(memory.words(SIZE, 0).len(), 0);
+    }
+
+    #[test]
+    fn memory_that_is_there_when_touched_has_the_pages_that_were_touched() {
+        let memory = SharedMemory::builder("test", 1 << 20).when_touched().create().unwrap();
+        let pages = || fstat(memory.fd()).unwrap().st_blocks / 8;
+        assert_eq!(pages(), 0);
+        memory.words(4096, 1)[0].store(1, Ordering::Relaxed);
+        assert!((1..256).contains(&pages()), "{}", pages());
+        assert_eq!(memory.words(8192, 1)[0].load(Ordering::Relaxed), 0);
     }
 
     #[test]

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use pushgate::copier::HostPlace;
 use pushgate::settings::{CqEvents, NetPath, Transport};
-use pushgate_driver_shim::abi;
 use pushgate_driver_shim::bell;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::memory::{HugePages, ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::segment::{Geometry, Segment, write_header};
+use pushgate_driver_shim::{ShimError, abi};
 use pushgate_gpu_kernels::{Access, Registration};
 use pushgate_proxy::connect::{
     Connect, ConnectError, Fds, Frame, LocalMet, LocalOpening, Met, Opening, Patience, Prepared, TcpMet,
@@ -258,10 +258,10 @@ impl Own {
             (Purpose::Messages, Transport::Tcp) => runtime.tcp_lane()?,
             (Purpose::Messages, _) => runtime.lane()?,
         };
-        let window = Arc::new(runtime.memory("window", geometry.window_bytes(), settings.huge_pages)?);
-        let work = segment(runtime, &geometry, Segment::Work)?;
         let gpu =
             lane.gpu.as_ref().filter(|gpu| purpose.is_messages() && role == Role::Send && gpu.has_copier());
+        let window = Arc::new(payload(runtime, "window", geometry.window_bytes(), &lane, transport)?);
+        let work = segment(runtime, &geometry, Segment::Work)?;
         // Before the seal, after which nobody can map the window to write it.
         let pushed = gpu.map(|gpu| gpu.register(&window)).transpose()?;
         // Sealed for the same reason as a link segment (`NewEnd::new`): the peer may only read.
@@ -475,12 +475,9 @@ impl NewEnd {
     /// Takes the other end's offer, and gets ready to receive.
     pub fn prepare(self, runtime: &Runtime, offer: Frame) -> Result<ReadyEnd> {
         let NewEnd { own, opening, config } = self;
-        let allocate = &mut |name: &str, bytes| {
-            let huge = match name {
-                "mirror" => runtime.loaded.settings.huge_pages,
-                _ => HugePages::Never,
-            };
-            runtime.memory(name, bytes, huge)
+        let allocate = &mut |name: &str, bytes| match name {
+            "mirror" => payload(runtime, name, bytes, &own.lane, own.transport),
+            _ => runtime.memory(name, bytes, HugePages::Never),
         };
         let appended = own.shows_receives(own.role.other()) as usize;
         let prepared = opening.prepare::<Note>(own.role.other().rank(), offer, appended, allocate);
@@ -631,6 +628,22 @@ fn join_verbs(
 }
 
 /// An end over TCP.
+/// Memory for payload: a window, or the mirror of the peer's.
+fn payload(
+    runtime: &Runtime,
+    name: &str,
+    bytes: usize,
+    lane: &Lane,
+    transport: Transport,
+) -> std::result::Result<SharedMemory, ShimError> {
+    let memory = runtime.builder(name, bytes);
+    // Over TCP the peer maps none of it, so where no GPU pins it either, pages that no message needs are not there.
+    match lane.gpu.is_none() && transport == Transport::Tcp {
+        true => memory.when_touched().create(),
+        false => memory.huge_pages(runtime.loaded.settings.huge_pages).create(),
+    }
+}
+
 fn open_tcp(runtime: &Runtime, own: &Own) -> Result<Opening> {
     let settings = &runtime.loaded.settings;
     let posted_receives = own.posts && own.role == Role::Receive;

@@ -29,6 +29,7 @@ mod pool;
 mod program;
 mod props;
 mod pushes;
+mod ranks;
 mod reach;
 mod receive;
 mod registration;

@@ -12,7 +12,7 @@ use std::time::Duration;
 use pushgate::settings::{AutoOr, DriveChoice, PluginSettings, ProxyPlace, QpKind, WindowKind};
 use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::eventfd::EventFd;
-use pushgate_driver_shim::memory::{HugePages, SharedMemory};
+use pushgate_driver_shim::memory::{HugePages, SharedMemory, SharedMemoryBuilder};
 use pushgate_proxy::engine::{Drive, Engine, EngineOptions, QpId, StallReport};
 use pushgate_proxy::idle::Wake;
 use pushgate_proxy::linger::Lingered;
@@ -20,6 +20,7 @@ use pushgate_proxy::link::tcp::{Host, Readiness, Tuning};
 use pushgate_proxy::link::verbs::Device;
 use pushgate_proxy::link::verbs::choice::Distance;
 use pushgate_proxy::memory::Keep;
+use pushgate_topology::Sysfs;
 
 use crate::alike::Alike;
 use crate::error::{Code, Failure, Result};
@@ -29,6 +30,7 @@ use crate::listening::{listen_tcp, own_address};
 use crate::log;
 use crate::path::{self, Choice, Opened, OverRdma, Told};
 use crate::props::Properties;
+use crate::ranks::{Cores, Ranks};
 use crate::taken;
 use crate::under_way::{self, UnderWay};
 use crate::watch::Watch;
@@ -52,6 +54,7 @@ pub struct Loaded {
     told: Option<Told>,
     /// What all connections have under way in their windows. Bounded where GPUs copy.
     pub under_way: Arc<UnderWay>,
+    cores: Cores,
 }
 
 /// The running threads and their state.
@@ -201,7 +204,10 @@ impl Loaded {
         if settings.qp == QpKind::Auto && rdma.is_some() && path.gpu.is_some() {
             log::init(&format!("over local queue pairs: {}", path::OVER_LOCAL));
         }
-        let bound = path.gpu.is_some().then(|| under_way::bound(&settings));
+        let topology = Sysfs::host().read();
+        let ranks = Ranks::of_host(&settings, &topology);
+        let cores = Cores::here(ranks);
+        let bound = path.gpu.is_some().then(|| under_way::bound(&settings, &topology, ranks));
         let under_way = UnderWay::new(bound.and_then(|(bound, why)| {
             log::init(&why);
             bound
@@ -209,7 +215,7 @@ impl Loaded {
         let identity = Identity::here();
         let (gpu, told) = (path.gpu, path.told);
         let loaded =
-            Loaded { settings, identity, rdma, no_rdma, tcp, properties, alike, gpu, told, under_way };
+            Loaded { settings, identity, rdma, no_rdma, tcp, properties, alike, gpu, told, under_way, cores };
         let window = loaded.settings.net_window_size;
         log::init(&format!("queue pairs are {}; window of {window} bytes a connection", loaded.transports()));
         Ok(loaded)
@@ -273,17 +279,13 @@ impl Loaded {
     }
 }
 
-/// Cores that this process may use.
-fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
-}
-
-/// How many threads carry a GPU's connections over TCP; 0: NCCL's own do. With fewer than four cores NCCL's threads need them.
-fn tcp_threads(settings: &PluginSettings, cores: usize) -> usize {
+/// How many threads carry a GPU's connections over TCP; 0: NCCL's own do. With fewer than four cores NCCL's threads need them. The
+/// threads of all ranks of a host take half of its cores at most.
+fn tcp_threads(settings: &PluginSettings, cores: Cores) -> usize {
     match (settings.net_tcp_threads, settings.drive) {
         (AutoOr::Is(threads), _) => threads,
         (_, DriveChoice::Caller) => 0,
-        _ => (cores / 4).min(8),
+        _ => (cores.allowed / 4).min(cores.own / 2).min(8),
     }
 }
 
@@ -309,8 +311,9 @@ impl Runtime {
         let (rdma, gpu, told) = (None, None, None);
         let tcp = (settings.qp == QpKind::Tcp).then_some(std::net::Ipv4Addr::LOCALHOST.into());
         let alike = Alike::here(&settings, &properties);
+        let cores = Cores::here(Ranks::Told(1));
         let loaded =
-            Loaded { settings, identity, rdma, no_rdma, tcp, properties, alike, gpu, told, under_way };
+            Loaded { settings, identity, rdma, no_rdma, tcp, properties, alike, gpu, told, under_way, cores };
         Arc::new(Runtime::start(Arc::new(loaded), Arc::new(())).expect("a thread"))
     }
 }
@@ -352,7 +355,7 @@ impl Runtime {
 
     /// The lane for another connection over TCP of the GPU that is current on this thread; started if needed.
     pub fn tcp_lane(&self) -> Result<Arc<Lane>> {
-        let threads = tcp_threads(&self.loaded.settings, cores());
+        let threads = tcp_threads(&self.loaded.settings, self.loaded.cores);
         self.with_lanes(|lanes| {
             if threads == 0 {
                 return Ok(lanes.first.clone());
@@ -410,7 +413,7 @@ impl Runtime {
         let options = EngineOptions {
             drive,
             // The engine spins longer before it sleeps where that takes no core from NCCL's threads.
-            alone: cores() >= 8,
+            alone: self.loaded.cores.own >= 8,
             mover: gpu.as_ref().and_then(|gpu| gpu.mover()),
             stall_report,
             ..EngineOptions::default()
@@ -444,11 +447,16 @@ impl Runtime {
 
     /// Allocates memory for segments, windows and transports.
     pub fn memory(&self, name: &str, bytes: usize, huge: HugePages) -> Result<SharedMemory, ShimError> {
+        self.builder(name, bytes).huge_pages(huge).create()
+    }
+
+    /// How memory for segments, windows and transports is allocated.
+    pub fn builder(&self, name: &str, bytes: usize) -> SharedMemoryBuilder {
         let node = match self.loaded.settings.numa_node {
             AutoOr::Is(node) => Some(node as u32),
             _ => None,
         };
-        SharedMemory::builder(format!("pushgate-net-{name}"), bytes).huge_pages(huge).numa_node(node).create()
+        SharedMemory::builder(format!("pushgate-net-{name}"), bytes).numa_node(node)
     }
 
     /// The first tag of a queue pair's region keys.
@@ -477,14 +485,17 @@ mod tests {
 
     #[test]
     fn with_few_cores_or_where_the_caller_is_to_drive_no_thread_is_started_for_tcp() {
-        let of = |drive, threads, cores| {
+        let of = |drive, threads, (allowed, ranks)| {
             let mut settings = PluginSettings::default();
             (settings.drive, settings.net_tcp_threads) = (drive, threads);
-            tcp_threads(&settings, cores)
+            tcp_threads(&settings, Cores::of(allowed, allowed, ranks))
         };
-        let auto = [1, 3, 4, 16, 32, 256].map(|cores| of(DriveChoice::Auto, AutoOr::Auto, cores));
+        let auto = [1, 3, 4, 16, 32, 256].map(|cores| of(DriveChoice::Auto, AutoOr::Auto, (cores, 1)));
         assert_eq!(auto, [0, 0, 1, 4, 8, 8]);
-        assert_eq!(of(DriveChoice::Caller, AutoOr::Auto, 32), 0);
-        assert_eq!(of(DriveChoice::Caller, AutoOr::Is(2), 1), 2);
+        let beside_others =
+            [(32, 2), (64, 8), (16, 8), (8, 8)].map(|of_host| of(DriveChoice::Auto, AutoOr::Auto, of_host));
+        assert_eq!(beside_others, [8, 4, 1, 0]);
+        assert_eq!(of(DriveChoice::Caller, AutoOr::Auto, (32, 1)), 0);
+        assert_eq!(of(DriveChoice::Caller, AutoOr::Is(2), (1, 1)), 2);
     }
 }

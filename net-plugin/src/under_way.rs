@@ -13,13 +13,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use pushgate::Membership;
 use pushgate::settings::{AutoOr, PluginSettings};
 use pushgate_driver_shim::abi;
 use pushgate_pcie_model::findings::Findings;
-use pushgate_topology::Sysfs;
+use pushgate_topology::{Sysfs, Topology};
 
 use crate::path;
+use crate::ranks::Ranks;
 
 const UNIT: u64 = abi::PUSHGATE_UNIT as u64;
 
@@ -162,63 +162,40 @@ impl Share {
 }
 
 /// The bound for this process, and a sentence for the log.
-pub fn bound(settings: &PluginSettings) -> (Option<Bound>, String) {
+pub fn bound(settings: &PluginSettings, topology: &Topology, ranks: Ranks) -> (Option<Bound>, String) {
     match settings.net_under_way {
         AutoOr::Is(most) => {
             let why = format!("{most} bytes under way in all windows, as net-under-way says");
             (Some(Bound { most, each_gpu: false }), why)
         }
         AutoOr::None => (None, "no bound of what is under way in all windows, as net-under-way says".into()),
-        AutoOr::Auto => {
-            // A launcher's variable that is wrong counts as none: where it is used, it is named.
-            let told = Membership::of_process(&settings.common).ok().flatten().and_then(|m| m.local_size);
-            let topology = Sysfs::host().read();
-            let ranks = match told {
-                Some(ranks) => Ranks::Told(ranks.max(1)),
-                None => Ranks::Gpus((topology.gpus.len() as u32).max(1)),
-            };
-            match path::findings(&topology).filter(|found| !found.both.is_empty()) {
-                Some(found) => of_probe(&found, ranks),
-                None => of_cache(Sysfs::host().last_level_cache(), ranks),
-            }
-        }
+        AutoOr::Auto => match path::findings(topology).filter(|found| !found.both.is_empty()) {
+            Some(found) => of_probe(&found, ranks),
+            None => of_cache(Sysfs::host().last_level_cache(), ranks),
+        },
     }
 }
 
-/// Who shares what a host may have under way.
-#[derive(Clone, Copy)]
-enum Ranks {
-    /// So many ranks, as the launcher says.
-    Told(u32),
-    /// Nobody says how many ranks there are. So many GPUs, each of which counts as one.
-    Gpus(u32),
-}
-
-impl Ranks {
-    fn count(self) -> u32 {
-        let (Ranks::Told(n) | Ranks::Gpus(n)) = self;
-        n
-    }
-
-    /// The part of a process of what the host may have, `all` bytes, and a sentence that says where that comes from.
-    fn share(self, all: u64, by: &str) -> (Option<Bound>, String) {
-        let (most, each_gpu) = (all / u64::from(self.count()), matches!(self, Ranks::Gpus(_)));
-        let among = match self {
-            Ranks::Told(n) => format!("by {n} rank{} of this host", if n == 1 { "" } else { "s" }),
-            Ranks::Gpus(n) => format!(
+/// The part of a process of what the host may have, `all` bytes, and a sentence that says where that comes from.
+fn share(ranks: Ranks, all: u64, by: &str) -> (Option<Bound>, String) {
+    let (most, each_gpu) = (all / u64::from(ranks.count()), matches!(ranks, Ranks::Gpus(_)));
+    let among = match ranks {
+        Ranks::Told(n) => format!("by {n} rank{} of this host", if n == 1 { "" } else { "s" }),
+        Ranks::Gpus(n) => {
+            format!(
                 "by {n} GPU{} of this host, so much for each that the process uses",
                 if n == 1 { "" } else { "s" }
-            ),
-        };
-        let why = format!("{most} bytes under way in all windows: {by}, shared {among}");
-        (Some(Bound { most, each_gpu }), why)
-    }
+            )
+        }
+    };
+    let why = format!("{most} bytes under way in all windows: {by}, shared {among}");
+    (Some(Bound { most, each_gpu }), why)
 }
 
 /// The bound where ranks share what a probe of this host found to cost nothing.
 fn of_probe(found: &Findings, ranks: Ranks) -> (Option<Bound>, String) {
     match found.under_way(ranks.count()) {
-        Some(all) => ranks.share(all, &format!("{all}, by the probe")),
+        Some(all) => share(ranks, all, &format!("{all}, by the probe")),
         None => (None, "no bound of what is under way in all windows: the probe found none".into()),
     }
 }
@@ -229,7 +206,7 @@ fn of_cache(cache: Option<u64>, ranks: Ranks) -> (Option<Bound>, String) {
         let why = "no bound of what is under way in all windows: the last-level cache's size is not known";
         return (None, why.into());
     };
-    ranks.share(cache / PART, &format!("an eighth of the last-level cache of {cache} bytes"))
+    share(ranks, cache / PART, &format!("an eighth of the last-level cache of {cache} bytes"))
 }
 
 #[cfg(test)]
@@ -344,7 +321,7 @@ mod tests {
         let of = |under_way| {
             let mut settings = PluginSettings::default();
             settings.net_under_way = under_way;
-            bound(&settings).0
+            bound(&settings, &Topology::default(), Ranks::Gpus(1)).0
         };
         assert_eq!(of(AutoOr::Is(3 << 20)), Some(Bound { most: 3 << 20, each_gpu: false }));
         assert_eq!(of(AutoOr::None), None);

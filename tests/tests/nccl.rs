@@ -303,6 +303,19 @@ fn a_thousand_connections_leave_nothing_behind() {
     run_with(command(&format!("many --times {} --version 8", times(50, 4))), &[]);
 }
 
+/// A window is as large as many messages, and most connections of a communicator carry few or none.
+#[test]
+fn a_connection_over_tcp_that_was_not_used_holds_little_memory() {
+    let mut growth = command("growth --times 32");
+    growth.envs([("PUSHGATE_QP", "tcp"), ("PUSHGATE_HOST", "127.0.0.1")]);
+    let output = output(&mut growth, limit());
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    let kib = said.split(" KiB").next().and_then(|before| before.rsplit(' ').next()?.parse::<u64>().ok());
+    // Half of the ends send, through windows of 4 MiB.
+    assert!(kib.is_some_and(|kib| kib < 512), "{said}");
+}
+
 /// Ranks as processes with one thread each, and ranks as threads of one process with four each.
 fn closed_in_flight(variables: &[(&str, &str)]) {
     // RDMA in software carries little, and takes 0.3 s for a connection.

@@ -4,7 +4,7 @@
 //!
 //! `table` has the library and its calls, `pair` two ranks with connections and traffic between
 //! them, `scenario`, `closing`, `tags`, `fair`, `mixed`, `stall`, `recovering`, `unanswered` and `told`
-//! what is tried, `speed` what is measured.
+//! what is tried, `speed` and `growth` what is measured.
 
 pub mod closing;
 mod cores;
@@ -12,6 +12,7 @@ mod cuda;
 mod early;
 mod fair;
 pub(crate) mod forked;
+mod growth;
 mod mixed;
 pub mod pair;
 mod recovering;

@@ -1043,7 +1043,7 @@ pub fn deregister(o: &Options) {
 pub type Scenario = fn(&Options);
 
 /// Scenarios with what NCCL requires of any plugin. What they check beyond that is marked.
-pub const NCCL: [(&str, Scenario); 7] = [
+pub const NCCL: [(&str, Scenario); 8] = [
     ("traffic", traffic),
     ("rules", rules),
     ("truncation", truncation),
@@ -1051,6 +1051,7 @@ pub const NCCL: [(&str, Scenario); 7] = [
     ("reload", reload),
     ("tags", super::tags::tags),
     ("speed", super::speed::speed),
+    ("growth", super::growth::growth),
 ];
 
 /// Scenarios with what this project's plugin promises beyond that.
@@ -1078,7 +1079,8 @@ pub const OWN: [(&str, Scenario); 20] = [
 ];
 
 /// Functions of processes that a scenario starts.
-const SECOND: [(&str, Scenario); 12] = [
+const SECOND: [(&str, Scenario); 13] = [
+    ("growth-rank", super::growth::second),
     ("rank-1", rank_1),
     ("victim", victim),
     ("sleeper", sleeper),
