@@ -229,6 +229,9 @@ impl Drop for Token {
 
 #[cfg(test)]
 mod tests {
+    use pushgate_proxy::redial::envelope::{envelope, opened};
+    use pushgate_tests::fuzz::{depth, fuzz, kind};
+
     use super::*;
 
     #[test]
@@ -242,5 +245,56 @@ mod tests {
         let other = Place { token: [4; 16], ..place }.hidden(&ours);
         assert!(other.key != wire.key);
         assert!(!format!("{wire:?}{place:?}").contains('9'));
+    }
+
+    #[test]
+    #[ignore = "the step fuzz runs this"]
+    fn p8_fuzz_no_greeting_of_one_who_dials_again_makes_the_plugin_panic_or_reaches_another_connection() {
+        let token = |n: u8| [n; 16];
+        let key = |n: u8| {
+            let other = Place { token: token(n), ..Place::of_a_test() };
+            Key { id: n.into(), dials: n == 2, other }
+        };
+        let tokens = Arc::new(Tokens::default());
+        tokens.known().extend([
+            (token(1), Known::Open(key(1))),
+            (token(2), Known::Open(key(2))),
+            (token(3), Known::Making),
+            (token(4), Known::Closed { received: 5, until: Instant::now() }),
+        ]);
+        let ends = Ends { tokens, tls: false };
+        // Both ends of the connections of this test have the same token, so what one of them says the other takes.
+        let mut seeds: Vec<_> = (1..6).map(|n| envelope(ends.version(), &ends.greeting(key(n), 7))).collect();
+        seeds.push(envelope(77, &ends.greeting(key(1), 7)));
+        let taken = std::cell::Cell::new(0);
+        let target = |bytes: &[u8]| {
+            let (version, body) = match opened(bytes) {
+                Ok(opened) => opened,
+                Err(why) => return kind(why),
+            };
+            match ends.check(version, body) {
+                Ok((found, received)) => {
+                    taken.set(taken.get() + 1);
+                    let again = envelope(ends.version(), &ends.greeting(found, received));
+                    let (version, body) = opened(&again).expect("a greeting of this end");
+                    let (same, again) = ends.check(version, body).expect("a greeting of this end");
+                    assert_eq!((same.id, again), (found.id, received));
+                    found.id << 8 | depth(received as usize)
+                }
+                Err(None) => 1,
+                Err(Some(Answer::Closed { received })) => {
+                    assert_eq!(received, 5);
+                    2
+                }
+                Err(Some(Answer::Refused(why))) => {
+                    assert!(!why.contains(char::is_control) && why.len() < 2048, "{why:?}");
+                    kind(why)
+                }
+                Err(Some(Answer::Again { .. })) => unreachable!("the watch gives this answer"),
+            }
+        };
+        let answers: Vec<_> = seeds.iter().map(|seed| target(seed)).collect();
+        assert_eq!((taken.get(), &answers[2..4]), (2, &[1, 2][..]), "each token is found");
+        fuzz(&seeds, target);
     }
 }

@@ -14,6 +14,8 @@ mod end;
 mod error;
 mod exclusive;
 pub mod ffi;
+#[cfg(test)]
+mod fuzzed;
 mod gpu;
 mod handle;
 mod handshake;

@@ -288,6 +288,12 @@ fn dial<P: Party>(party: &P, key: P::Key, received: u64) -> Option<Found<P::Key>
             return None;
         }
     };
+    answered(party, key, stream)
+}
+
+/// Reads the answer to one who has dialled. `None`: try again.
+fn answered<P: Party>(party: &P, key: P::Key, stream: Stream) -> Option<Found<P::Key>> {
+    let gone = |why: String, closed| Some(Found::Gone { key, why, closed });
     let until = Instant::now() + ATTEMPT;
     tune(&stream, true).ok()?;
     let mut incoming = Incoming::default();
@@ -335,5 +341,93 @@ fn hear<P: Party>(party: &P, arrival: Arrival) -> Result<Option<Found<P::Key>>, 
                 _ => Ok(None),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::io::Write;
+    use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+
+    use pushgate_tests::fuzz::{fuzz, kind};
+
+    use super::*;
+    use crate::door::{Purpose, Secret};
+
+    /// One connection, whose greeting is a number alone.
+    struct One {
+        at: SocketAddr,
+    }
+
+    impl Party for One {
+        type Key = ();
+
+        fn version(&self) -> u32 {
+            3
+        }
+
+        fn dials(&self, _: ()) -> bool {
+            true
+        }
+
+        fn place(&self, _: ()) -> SocketAddr {
+            self.at
+        }
+
+        fn terms(&self, _: ()) -> Terms {
+            Terms { secret: Secret::public(), purpose: Purpose::MESH, tls: false }
+        }
+
+        fn greeting(&self, _: (), received: u64) -> impl Serialize {
+            received
+        }
+
+        fn check(&self, _: u32, body: &[u8]) -> Result<((), u64), Option<Answer>> {
+            serde_json::from_slice(body).map(|received| ((), received)).map_err(|_| None)
+        }
+    }
+
+    #[test]
+    #[ignore = "the step fuzz runs this"]
+    fn p8_fuzz_no_answer_to_one_who_dials_again_makes_its_thread_panic_or_quotes_more_than_a_line() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let party = One { at: listener.local_addr().unwrap() };
+        let answers = [
+            Answer::Again { received: 7 },
+            Answer::Closed { received: u64::MAX },
+            Answer::Refused("its token is that of no connection of this process".into()),
+        ];
+        let seeds = answers.map(|answer| envelope(party.version(), &answer));
+        let taken = Cell::new(0);
+        let target = |bytes: &[u8]| {
+            let mut peer = TcpStream::connect(party.at).unwrap();
+            // The peer ends with a reset, so that its port is free at once.
+            rustix::net::sockopt::set_socket_linger(&peer, Some(Duration::ZERO)).unwrap();
+            let stream = Stream::plain(listener.accept().unwrap().0).unwrap();
+            peer.write_all(bytes).unwrap();
+            peer.shutdown(Shutdown::Write).unwrap();
+            match answered(&party, (), stream) {
+                None => 0,
+                Some(Found::Met { received, .. }) => {
+                    taken.set(taken.get() + 1);
+                    let again = envelope(party.version(), &Answer::Again { received });
+                    let (_, body) = opened(&again).unwrap();
+                    assert!(
+                        matches!(serde_json::from_slice(body), Ok(Answer::Again { received: n }) if n == received)
+                    );
+                    1
+                }
+                Some(Found::Gone { why, closed, .. }) => {
+                    taken.set(taken.get() + usize::from(closed.is_some() || why.starts_with("it refused")));
+                    assert!(!why.contains(char::is_control) && why.len() <= MAX_ANSWER, "{why:?}");
+                    kind(why) ^ u64::from(closed.is_some())
+                }
+                Some(Found::Greeted { .. } | Found::Told { .. }) => unreachable!("nobody has greeted"),
+            }
+        };
+        seeds.iter().for_each(|seed| _ = target(seed));
+        assert_eq!(taken.get(), seeds.len(), "each answer is understood");
+        fuzz(&seeds, target);
     }
 }

@@ -1,5 +1,7 @@
 //! Coll comms of several ranks in one process, over `local` queue pairs and host memory.
 
+mod fuzzed;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -36,6 +36,8 @@ mod accept;
 mod account;
 mod client;
 mod descriptors;
+#[cfg(test)]
+mod fuzzed;
 mod ledger;
 mod options;
 mod sessions;

@@ -54,8 +54,12 @@ mod next;
 mod nic;
 mod objects;
 mod offer;
+#[cfg(test)]
+mod offer_tests;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod path;
+#[cfg(test)]
+mod peer_tests;
 #[cfg(test)]
 mod rails_tests;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]

@@ -14,13 +14,29 @@ use super::config::Config;
 use super::simulated::Sim;
 use super::simulated_tests::{End, GEOMETRY, Random, STRIPES, check_signal, ends, memory, words};
 use crate::connect::{Incarnation, Met, Opening, Prepared, RailFrames, RailsOpening, Reopen};
-use crate::endpoint::Mailbox;
+use crate::endpoint::{Mailbox, SendFrame};
 use crate::link::Link;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Both ends of a queue pair with a link over each of these devices.
 fn pair(sims: &[Sim; 2], config: &Config, failed: &Arc<AtomicUsize>) -> [End; 2] {
+    let mailboxes: [Mailbox; 2] = Default::default();
+    let sends = [1, 0].map(|to| -> SendFrame {
+        let to: Mailbox = mailboxes[to].clone();
+        Box::new(move |frame| _ = to.put(frame))
+    });
+    pair_over(sims, config, failed, &mailboxes, sends)
+}
+
+/// As [`pair`], where frames of the peer come by `mailboxes` and frames for the peer leave by `sends`.
+pub(super) fn pair_over(
+    sims: &[Sim; 2],
+    config: &Config,
+    failed: &Arc<AtomicUsize>,
+    mailboxes: &[Mailbox; 2],
+    sends: [SendFrame; 2],
+) -> [End; 2] {
     let devices = [0, 1].map(|i| sims[i].device.clone());
     let windows = [0, 1].map(|rank| memory("window", Geometry { rank, ..GEOMETRY }.window_bytes()));
     let mut allocate = |name: &str, bytes: usize| SharedMemory::builder(name, bytes).create();
@@ -34,13 +50,10 @@ fn pair(sims: &[Sim; 2], config: &Config, failed: &Arc<AtomicUsize>) -> [End; 2]
     let a: Prepared = a.prepare::<()>(1, to_a, 0, &mut allocate).unwrap().0;
     let b: Prepared = b.prepare::<()>(0, to_b, 0, &mut allocate).unwrap().0;
     let places = [b.places(), a.places()];
-    let mailboxes = [Mailbox::default(), Mailbox::default()];
     let one = Incarnation::MIN;
     let (mut links, mut mirrors): (Vec<Box<dyn Link>>, Vec<_>) = Default::default();
-    for (rank, (prepared, places)) in [a, b].into_iter().zip(places).enumerate() {
+    for (rank, ((prepared, places), send)) in [a, b].into_iter().zip(places).zip(sends).enumerate() {
         let Met::Rails(mut met) = prepared.meet(&places).unwrap() else { panic!("over several devices") };
-        let to = mailboxes[1 - rank].clone();
-        let send = Box::new(move |frame| _ = to.put(frame));
         let channel = RailFrames { own: one, peer: one, mailbox: mailboxes[rank].clone(), send };
         let reopen = reopen(sims, failed.clone());
         let allocate = |name: &str, bytes: usize| SharedMemory::builder(name, bytes).create();
@@ -61,7 +74,7 @@ fn reopen(sims: &[Sim; 2], failed: Arc<AtomicUsize>) -> Reopen {
     })
 }
 
-fn work(sim: &Sim) {
+pub(super) fn work(sim: &Sim) {
     while sim.complete(0) {}
 }
 

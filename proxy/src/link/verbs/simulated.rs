@@ -368,7 +368,6 @@ impl Sim {
     }
 
     /// A peer lies: WRITEs to where nothing is registered are no fault of the code under test any more.
-    #[cfg(feature = "sim")]
     pub(crate) fn refuses(&self) {
         self.nic(|nic| nic.refuses = true);
     }

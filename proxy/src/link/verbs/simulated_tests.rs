@@ -25,7 +25,7 @@ const UNIT: usize = abi::PUSHGATE_UNIT as usize;
 /// Words of a stripe: each is written by one PUT after the other.
 pub(in crate::link) const STRIPE: usize = 40;
 pub(in crate::link) const STRIPES: usize = 6;
-const REGION: usize = STRIPE * STRIPES * 8;
+pub(in crate::link) const REGION: usize = STRIPE * STRIPES * 8;
 
 pub(in crate::link) const GEOMETRY: Geometry = Geometry {
     window_log: 6,
