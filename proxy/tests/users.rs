@@ -876,8 +876,9 @@ fn a_user_with_eight_busy_programs_leaves_a_user_with_one_a_fair_share_of_a_core
     many.end();
 }
 
-/// The least part of its speed that a user keeps.
-const LEAST_SPEED: f64 = 0.1;
+/// The least part of its speed that a user keeps. Without threads that stand back it is 0.28 to 0.43, with them 0.86 to 1.38: the first user has less
+/// time for its own programs.
+const LEAST_SPEED: f64 = 0.6;
 
 /// What is compared: the messages of a user for each second of processor time that the proxy has, which all is on one core. While the first user
 /// is peaceful it has busy programs too, and its other threads use as much of their core as when they attack.

@@ -64,6 +64,7 @@ pub fn serve(listener: PeerListener, options: ServerOptions) -> io::Result<()> {
     let mut clients: Vec<JoinHandle<()>> = Vec::new();
     let mut number = 0u64;
     let mut looked = Instant::now();
+    server.share.stand_back();
     tracing::info!("the proxy serves");
     let result = loop {
         let watch = (!clients.is_empty()).then_some(WATCH);
@@ -122,6 +123,7 @@ pub fn serve(listener: PeerListener, options: ServerOptions) -> io::Result<()> {
     if !clients.is_empty() {
         tracing::error!(left = clients.len(), "programs' threads did not end");
     }
+    server.share.come_forward(uid);
     tracing::info!("the proxy has ended");
     result
 }
