@@ -77,6 +77,7 @@ pub mod proxy {
     use std::os::unix::net::UnixListener;
     use std::path::Path;
 
+    use pushgate_driver_shim::closing::PeerListener;
     use pushgate_driver_shim::eventfd::EventFd;
     use pushgate_proxy::engine::StallReport;
     use pushgate_proxy::server::{ServerOptions, bind, bind_for_users, serve};
@@ -116,7 +117,8 @@ pub mod proxy {
         let socket = &settings.proxy_socket;
         let failed = |e| Error::io(format!("proxy at {}", socket.display()))(e);
         let (listener, _file) = match listener {
-            Some(listener) => (listener, None),
+            // The service manager has the socket too, and keeps for the next proxy who connects meanwhile.
+            Some(listener) => (PeerListener::from(listener).shared(), None),
             None => bind(socket).map(|(listener, file)| (listener, Some(file))).map_err(failed)?,
         };
         serving();

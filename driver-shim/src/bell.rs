@@ -78,7 +78,7 @@ impl Drop for End {
         }
         // The last close also closes the descriptors that the peer has sent, and may wait for as
         // long as the peer likes.
-        drop_elsewhere(socket);
+        drop_elsewhere(vec![socket]);
     }
 }
 

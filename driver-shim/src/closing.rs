@@ -7,10 +7,10 @@
 //! with a table of descriptors of its own.
 
 use std::any::Any;
-use std::io::IoSliceMut;
+use std::io::{self, ErrorKind, IoSliceMut};
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread::Builder;
@@ -22,34 +22,27 @@ use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, Shutdown, recvmsg
 use rustix::process::test_kill_process;
 use rustix::thread::{UnshareFlags, gettid, unshare_unsafe};
 
+use crate::closers::{self, Closers, Exiting};
 use crate::fork::Owner;
 
 /// What a peer holds of a quota. It is dropped once the peer's descriptors are closed.
 pub type Held = Arc<dyn Any + Send + Sync>;
 
-/// Drops a value that holds descriptors of a peer, on threads of its own. Those end at once unless a close waits in a thread that exits
-/// too: the flush of a file that was received (FUSE, NFS). If no thread can be started, drops the value here.
-pub fn drop_elsewhere(what: impl Send + 'static) {
-    drop_elsewhere_within(what, ());
+/// Closes descriptors of a peer, on threads of its own. Those end at once unless a close waits in a thread that exits too: the flush
+/// of a file that was received (FUSE, NFS). Then they wait alone: descriptors of other calls are closed all the same. If no thread can be
+/// started, closes the descriptors here.
+pub fn drop_elsewhere(fds: Vec<OwnedFd>) {
+    drop_elsewhere_within(fds, ());
 }
 
-/// As [`drop_elsewhere`]; drops `held` once the last close of the value's descriptors has returned.
-pub fn drop_elsewhere_within(what: impl Send + 'static, held: impl Send + 'static) {
+/// As [`drop_elsewhere`]; drops `held` once the last close of the descriptors has returned.
+pub fn drop_elsewhere_within(fds: Vec<OwnedFd>, held: impl Send + 'static) {
+    let closers = closers::kept();
     let closes = move || {
-        let (ready, is_ready) = channel();
-        let (dropped, is_dropped) = channel::<()>();
-        let exits = Builder::new().name("pushgate-exit".into()).spawn(move || {
-            // SAFETY: from here on this thread opens, uses and closes no descriptor: its copy of the table is closed by its exit.
-            // Where the table can't be copied, the value's descriptors are closed by the thread that drops it, as any other.
-            let _ = unsafe { unshare_unsafe(UnshareFlags::FILES) };
-            let _ = ready.send(gettid());
-            let _ = is_dropped.recv();
-        });
-        // The table is copied once the thread has said its number.
-        let thread = exits.ok().and_then(|_| is_ready.recv().ok());
-        // Not the last close of any file: the copied table has them all.
-        drop(what);
-        drop(dropped);
+        let exiting = closers.as_ref().and_then(|closers| closers.take(&fds)).or_else(with_all);
+        // Not the last close of any file: the thread that exits has them all.
+        drop(fds);
+        let thread = exiting.map(|(thread, _exits)| thread);
         // The kernel forgets the thread after it has closed the table, and joins it before. The number can be another thread's in
         // one of these pauses only if all other numbers were given meanwhile.
         let mut pause = Duration::from_millis(1);
@@ -60,6 +53,22 @@ pub fn drop_elsewhere_within(what: impl Send + 'static, held: impl Send + 'stati
         drop(held);
     };
     let _ = Builder::new().name("pushgate-close".into()).spawn(closes);
+}
+
+/// A thread with a copy of the whole table of descriptors, where there are no [`Closers`].
+fn with_all() -> Option<Exiting> {
+    let (ready, is_ready) = channel();
+    let (goes, exits) = channel();
+    let exits = move || {
+        // SAFETY: from here on this thread opens, uses and closes no descriptor: its copy of the table is closed by its exit.
+        // Where the table can't be copied, the descriptors are closed by the thread that drops them, as any other.
+        let _ = unsafe { unshare_unsafe(UnshareFlags::FILES) };
+        let _ = ready.send(gettid());
+        let _: Result<(), _> = exits.recv();
+    };
+    Builder::new().name("pushgate-exit".into()).spawn(exits).ok()?;
+    // The table is copied once the thread has said its number.
+    Some((is_ready.recv().ok()?, goes))
 }
 
 /// A Unix stream socket whose other end is a peer's. Dropping the stream shuts the socket down in both directions, even if another process has a descriptor of the socket,
@@ -74,6 +83,8 @@ pub struct PeerStream {
     stream: Option<UnixStream>,
     owner: Owner,
     held: Option<Held>,
+    /// Kept from before the peer can have sent a descriptor.
+    _closers: Option<Arc<Closers>>,
 }
 
 impl PeerStream {
@@ -93,7 +104,7 @@ impl From<UnixStream> for PeerStream {
     fn from(stream: UnixStream) -> Self {
         // A kernel without this option has no bytes out of band over Unix sockets.
         let _ = set_socket_oobinline(&stream, true);
-        PeerStream { stream: Some(stream), owner: Owner::here(), held: None }
+        PeerStream { stream: Some(stream), owner: Owner::here(), held: None, _closers: closers::kept() }
     }
 }
 
@@ -126,10 +137,98 @@ impl Drop for PeerStream {
         // Nothing arrives after this.
         let _ = shutdown(&stream, Shutdown::Both);
         if may_have_descriptors(stream.as_fd()) {
-            drop_elsewhere_within(stream, self.held.take());
+            drop_elsewhere_within(vec![stream.into()], self.held.take());
         }
     }
 }
+
+/// A Unix socket at which peers connect. Dropping the listener refuses new connections, closes those that nobody has accepted, and
+/// frees its name before it returns; it waits for nobody, whatever the peers have sent: the kernel would otherwise close the
+/// descriptors that they sent on the thread that closes the listener.
+///
+/// In a child of `fork` dropping it closes the child's descriptor alone.
+#[derive(Debug)]
+pub struct PeerListener {
+    listener: Option<UnixListener>,
+    owner: Owner,
+    shared: bool,
+    /// Kept while nobody is connected too.
+    _closers: Option<Arc<Closers>>,
+}
+
+impl PeerListener {
+    /// The listener of which another process has a descriptor too: dropping it leaves new connections to that process.
+    pub fn shared(mut self) -> Self {
+        self.shared = true;
+        self
+    }
+
+    /// The next connection.
+    pub fn accept(&self) -> io::Result<PeerStream> {
+        UnixListener::accept(self).map(|(stream, _)| stream.into())
+    }
+}
+
+impl From<UnixListener> for PeerListener {
+    fn from(listener: UnixListener) -> Self {
+        let (owner, _closers) = (Owner::here(), closers::kept());
+        PeerListener { listener: Some(listener), owner, shared: false, _closers }
+    }
+}
+
+impl Deref for PeerListener {
+    type Target = UnixListener;
+
+    fn deref(&self) -> &UnixListener {
+        self.listener.as_ref().expect("taken by drop alone")
+    }
+}
+
+impl AsFd for PeerListener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        (**self).as_fd()
+    }
+}
+
+impl Drop for PeerListener {
+    fn drop(&mut self) {
+        let Some(listener) = self.listener.take() else { return };
+        if !self.owner.is_here() {
+            return;
+        }
+        // Nobody connects after this, so the loop ends.
+        let shut = !self.shared && shutdown(&listener, Shutdown::Both).is_ok();
+        let mut left = Vec::new();
+        while shut && listener.set_nonblocking(true).is_ok() {
+            match listener.accept() {
+                Ok((stream, _)) => {
+                    let _ = shutdown(&stream, Shutdown::Both);
+                    if may_have_descriptors(stream.as_fd()) {
+                        left.push(stream.into());
+                    }
+                    if left.len() == AT_ONCE {
+                        drop_elsewhere(std::mem::take(&mut left));
+                    }
+                }
+                Err(e) if [ErrorKind::Interrupted, ErrorKind::ConnectionAborted].contains(&e.kind()) => {}
+                // The socket is shut down and its queue empty, so this close is of no other file.
+                Err(e) if [ErrorKind::WouldBlock, ErrorKind::InvalidInput].contains(&e.kind()) => {
+                    if !left.is_empty() {
+                        drop_elsewhere(left);
+                    }
+                    return;
+                }
+                // This process may open no more files.
+                Err(_) => break,
+            }
+        }
+        left.push(listener.into());
+        drop_elsewhere(left);
+    }
+}
+
+/// How many connections that nobody accepted are closed by one thread.
+const AT_ONCE: usize = 64;
 
 /// The most bytes that are looked through for descriptors. What is left at an ordinary end is a frame or two.
 const MOST_LEFT: usize = 64 << 10;
@@ -155,14 +254,22 @@ fn may_have_descriptors(socket: BorrowedFd<'_>) -> bool {
 mod tests {
     use std::io::{IoSlice, Read, Write};
     use std::net::TcpStream;
-    use std::sync::mpsc::Receiver;
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::SocketAddr;
+    use std::sync::mpsc::RecvTimeoutError;
     use std::time::Instant;
 
     use rustix::net::{RecvAncillaryMessage, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
+    use pushgate_tests::fuse::Hanging;
     use pushgate_tests::lingering::{lingering, send_along};
 
     use super::*;
+
+    /// A stream of a peer, with which the threads that close begin.
+    fn stream() -> PeerStream {
+        PeerStream::from(UnixStream::pair().unwrap().0)
+    }
 
     /// Waits until no thread of this process closes anything.
     fn until_no_thread_closes() {
@@ -250,6 +357,66 @@ mod tests {
         until_closed(&end);
     }
 
+    fn name(of: &str) -> SocketAddr {
+        SocketAddr::from_abstract_name(format!("pushgate-closing-{of}-{}", std::process::id())).unwrap()
+    }
+
+    /// Drops a listener; fails where that waits.
+    fn drops(listener: PeerListener) {
+        let (drops, dropped) = channel::<()>();
+        std::thread::spawn(move || {
+            drop(listener);
+            drop(drops);
+        });
+        let waits = dropped.recv_timeout(pushgate_tests::hang()) == Err(RecvTimeoutError::Timeout);
+        assert!(!waits, "the drop waits for a peer");
+    }
+
+    #[test]
+    fn p7_a_listener_whose_queue_has_descriptors_that_linger_is_dropped_at_once_and_its_name_is_free() {
+        let name = name("queue");
+        for _ in 0..3 {
+            let listener = PeerListener::from(UnixListener::bind_addr(&name).unwrap());
+            let (fd, end) = lingering();
+            // Every third peer sends nothing.
+            let peers: Vec<_> = (0..2 * AT_ONCE)
+                .map(|n| {
+                    let peer = UnixStream::connect_addr(&name).unwrap();
+                    assert!(n % 3 == 0 || send_along(&peer, &fd, &[1]));
+                    peer
+                })
+                .collect();
+            drop(fd);
+            drops(listener);
+            assert!(UnixStream::connect_addr(&name).is_err());
+            until_closed(&end);
+            for mut peer in peers {
+                // The end, or the word that what the peer has sent was not read.
+                assert!(matches!(peer.read(&mut [0]), Ok(0) | Err(_)));
+            }
+        }
+        until_no_thread_closes();
+    }
+
+    #[test]
+    fn p7_a_listener_that_another_process_has_too_leaves_new_connections_to_that_process() {
+        let name = name("shared");
+        let listener = PeerListener::from(UnixListener::bind_addr(&name).unwrap());
+        let others = PeerListener::from(listener.try_clone().unwrap());
+        let peers = [(); 2].map(|()| UnixStream::connect_addr(&name).unwrap());
+        drops(listener.shared());
+        for peer in &peers {
+            let (fd, end) = lingering();
+            assert!(send_along(peer, &fd, &[1]));
+            drop(fd);
+            drop(others.accept().unwrap());
+            until_closed(&end);
+        }
+        UnixStream::connect_addr(&name).unwrap();
+        drops(others);
+        UnixStream::connect_addr(&name).unwrap_err();
+    }
+
     #[test]
     fn bytes_that_nobody_received_take_no_thread_unless_they_are_many_or_have_descriptors() {
         let many = MOST_LEFT + 1;
@@ -273,19 +440,21 @@ mod tests {
 
     #[test]
     fn p8_what_a_peer_holds_is_given_back_once_all_is_closed_and_not_before() {
-        /// A value whose drop waits, as the flush of a file does that was received.
-        struct Slow(Receiver<()>);
-        impl Drop for Slow {
-            fn drop(&mut self) {
-                let _ = self.0.recv();
-            }
-        }
-        let (goes_on, waits) = channel();
         let (held, is_held) = (Arc::new(()), |held: &Arc<()>| Arc::strong_count(held) > 1);
-        drop_elsewhere_within(Slow(waits), held.clone());
-        std::thread::sleep(Duration::from_millis(100));
-        assert!(is_held(&held));
-        drop(goes_on);
+        let _before = stream();
+        match Hanging::open(1) {
+            Ok(slow) => {
+                drop_elsewhere_within(
+                    slow.files().iter().map(|fd| fd.try_clone().unwrap()).collect(),
+                    held.clone(),
+                );
+                pushgate_tests::wait_until("the close waits", || slow.waiting() > 0);
+                std::thread::sleep(Duration::from_millis(100));
+                assert!(is_held(&held));
+                drop(slow);
+            }
+            Err(e) => pushgate_tests::skip(&format!("a close that waits: no file system in user space: {e}")),
+        }
         pushgate_tests::wait_until("the slow one is given back", || !is_held(&held));
         // A stream gives its part of the quota back too, closed in place or by a thread.
         for along in [false, true] {
@@ -307,6 +476,28 @@ mod tests {
         let (fd, end) = lingering();
         drop_elsewhere(vec![fd]);
         until_closed(&end);
+        until_no_thread_closes();
+    }
+
+    #[test]
+    fn p7_a_peer_whose_closes_hang_holds_up_no_close_of_another_peer() {
+        let _before = stream();
+        let hanging = match Hanging::open(3) {
+            Ok(hanging) => hanging,
+            Err(e) => {
+                return pushgate_tests::skip(&format!("closes that hang: no file system in user space: {e}"));
+            }
+        };
+        drop_elsewhere(hanging.files().iter().map(|fd| fd.try_clone().unwrap()).collect());
+        pushgate_tests::wait_until("a close hangs", || hanging.waiting() > 0);
+        let (fd, end) = lingering();
+        let held = Arc::new(());
+        drop_elsewhere_within(vec![fd], held.clone());
+        until_closed(&end);
+        pushgate_tests::wait_until("the other peer's part of the quota", || Arc::strong_count(&held) == 1);
+        assert!(hanging.waiting() < 6, "all hang that could");
+        // All goes on when the files' owner ends.
+        drop(hanging);
         until_no_thread_closes();
     }
 

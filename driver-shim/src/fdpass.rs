@@ -33,7 +33,7 @@ use crate::closing::{Held, PeerStream, drop_elsewhere_within};
 use crate::eventfd::{deadline, poll_until};
 
 /// How many descriptors one message may carry (`SCM_MAX_FD`).
-const FDS_AT_ONCE: usize = 253;
+pub(crate) const FDS_AT_ONCE: usize = 253;
 const ANCILLARY: usize = cmsg_space!(ScmRights(FDS_AT_ONCE));
 /// Length of a frame's header: number of bytes, number of descriptors.
 const HEADER: usize = 8;
@@ -358,7 +358,11 @@ fn send_all(
 
 /// Sends what the socket takes now; the first byte carries the descriptors. `None` if the socket
 /// takes nothing.
-fn send_some(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<Option<usize>> {
+pub(crate) fn send_some(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<Option<usize>> {
     let mut space = [MaybeUninit::uninit(); ANCILLARY];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() {
@@ -378,7 +382,7 @@ fn send_some(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io
 
 /// Receives what is there, at least one byte; 0 if the peer closed, `None` if nothing has arrived. With the number of bytes:
 /// whether descriptors were lost (`MSG_CTRUNC`), because this process may open no more files.
-fn recv_some(
+pub(crate) fn recv_some(
     socket: BorrowedFd<'_>,
     bytes: &mut [u8],
     fds: &mut Vec<OwnedFd>,

@@ -6,6 +6,7 @@ use std::io;
 pub use pushgate_abi::{abi, record, versions};
 
 pub mod bell;
+mod closers;
 pub mod closing;
 pub mod eventfd;
 pub mod fdpass;

@@ -9,6 +9,7 @@ use std::sync::Once;
 
 use pushgate::Settings;
 use pushgate::settings::QpKind;
+use pushgate_driver_shim::closing::PeerListener;
 use pushgate_driver_shim::limited;
 use pushgate_driver_shim::users::is_ours_or_root;
 use pushgate_proxy::door::{Door, Limits, Purpose, Terms};
@@ -29,7 +30,7 @@ pub fn name_of(nonce: &Nonce) -> String {
 
 /// The sockets of a listener; at least one.
 pub struct Sockets {
-    unix: Option<UnixListener>,
+    unix: Option<PeerListener>,
     tcp: Option<Door>,
     /// TCP connections are replaced when they break.
     replaced: bool,
@@ -65,7 +66,7 @@ impl Sockets {
     /// The next connection of a process that may connect, if there is one.
     pub fn accept(&self) -> Result<Option<Stream>> {
         if let Some(unix) = &self.unix
-            && let Some(stream) = next(|| unix.accept().map(|(s, _)| Stream::Unix(s.into())))?
+            && let Some(stream) = next(|| unix.accept().map(Stream::Unix))?
         {
             return Ok(Some(stream));
         }
@@ -116,9 +117,9 @@ fn failed<E: std::fmt::Display>() -> impl FnOnce(E) -> Failure {
     Failure::system("listening for connections")
 }
 
-fn listen_unix(nonce: &Nonce) -> Result<UnixListener> {
+fn listen_unix(nonce: &Nonce) -> Result<PeerListener> {
     let name = UnixAddr::from_abstract_name(name_of(nonce)).map_err(failed())?;
-    let socket = UnixListener::bind_addr(&name).map_err(failed())?;
+    let socket = PeerListener::from(UnixListener::bind_addr(&name).map_err(failed())?);
     socket.set_nonblocking(true).map_err(failed())?;
     Ok(socket)
 }
@@ -161,8 +162,13 @@ mod tests {
     use std::time::Instant;
 
     use std::net::TcpStream;
+    use std::os::unix::net::UnixStream;
 
+    use pushgate_driver_shim::closing::PeerStream;
     use pushgate_proxy::door::{Dialer, DoorError, Refused, Secret, dial};
+
+    use pushgate_tests::lingering::{lingering, send_along};
+    use pushgate_tests::wait_until;
 
     use super::*;
     use crate::testing::until;
@@ -192,6 +198,23 @@ mod tests {
             let Stream::Tcp(stream) = until(|| sockets.accept().unwrap()) else { panic!("it came over TCP") };
             assert_eq!(stream.is_encrypted(), tls);
             connector.join().unwrap().unwrap();
+        }
+    }
+
+    /// The close of the descriptor would take an hour on NCCL's thread.
+    #[test]
+    fn p7_a_listener_is_closed_at_once_with_strangers_that_nobody_accepted() {
+        let nonce = Key([7; 16]).nonce();
+        let at = UnixAddr::from_abstract_name(name_of(&nonce)).unwrap();
+        for _ in 0..2 {
+            let sockets = Sockets { unix: Some(listen_unix(&nonce).unwrap()), tcp: None, replaced: false };
+            let stranger = PeerStream::from(UnixStream::connect_addr(&at).unwrap());
+            let (fd, end) = lingering();
+            assert!(send_along(&stranger, &fd, &[1]));
+            drop(fd);
+            let closes = std::thread::spawn(move || drop(sockets));
+            wait_until("the listener is closed", || closes.is_finished());
+            drop(end);
         }
     }
 

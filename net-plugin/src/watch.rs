@@ -573,7 +573,7 @@ impl Entry {
             // The engine, which must not wait, closes them.
             let along = Fds::from(fds);
             if !along.are_memory() {
-                drop_elsewhere(along);
+                drop_elsewhere(along.into_owned().unwrap_or_default());
                 return Err(invalid("it sent a descriptor that is no shared memory"));
             }
             if mailbox.put(Frame { bytes, along }) {

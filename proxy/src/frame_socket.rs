@@ -8,6 +8,7 @@
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use pushgate_driver_shim::closing::{Held, drop_elsewhere_within};
 use rustix::cmsg_space;
@@ -26,6 +27,8 @@ const MAX_BYTES: usize = 16 << 10;
 const MAX_FDS: usize = 2;
 const ANCILLARY: usize = cmsg_space!(ScmRights(MAX_FDS));
 const TAG: usize = 4;
+/// Most closes under way of descriptors that are no memory. Each has threads, and a close can hang.
+const MOST_CLOSES: usize = 16;
 
 /// One end of the way of frames. All calls may be made from any thread; none waits.
 #[derive(Debug)]
@@ -33,6 +36,8 @@ pub(crate) struct FrameSocket {
     socket: OwnedFd,
     /// What the other end holds of a quota.
     held: Option<Held>,
+    /// A copy for each close of descriptors that were no frame's, until that close has returned.
+    closes: Arc<()>,
 }
 
 impl FrameSocket {
@@ -40,7 +45,7 @@ impl FrameSocket {
     pub(crate) fn pair() -> io::Result<[FrameSocket; 2]> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (a, b) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        Ok([a, b].map(|socket| FrameSocket { socket, held: None }))
+        Ok([a, b].map(|socket| FrameSocket { socket, held: None, closes: Arc::default() }))
     }
 
     /// Takes over an end that another process made. Fails with `InvalidInput` unless the descriptor is a Unix socket of type
@@ -51,7 +56,7 @@ impl FrameSocket {
             let text = "descriptor is not a Unix socket of type SOCK_SEQPACKET";
             return Err(io::Error::new(ErrorKind::InvalidInput, text));
         }
-        Ok(FrameSocket { socket: fd, held: None })
+        Ok(FrameSocket { socket: fd, held: None, closes: Arc::default() })
     }
 
     /// The end of a process that holds so much of a quota, until what was received from it is closed.
@@ -84,7 +89,7 @@ impl FrameSocket {
     }
 
     /// The next frame with its tag; `None` if none is there. A message that is no frame is passed over. Fails with
-    /// `UnexpectedEof` if the other end is closed.
+    /// `UnexpectedEof` if the other end is closed, with `InvalidData` if closes of what it sent hang.
     pub(crate) fn receive(&self) -> io::Result<Option<(u32, Frame)>> {
         loop {
             let mut bytes = vec![0; TAG + MAX_BYTES];
@@ -114,7 +119,11 @@ impl FrameSocket {
             // What is not memory may take long to close.
             if cut || message.bytes < TAG || !are_memory(&fds) {
                 if !fds.is_empty() {
-                    drop_elsewhere_within(fds, self.held.clone());
+                    drop_elsewhere_within(fds, (self.held.clone(), self.closes.clone()));
+                }
+                if Arc::strong_count(&self.closes) > MOST_CLOSES {
+                    let text = "descriptors that are no memory take long to close";
+                    return Err(io::Error::new(ErrorKind::InvalidData, text));
                 }
                 continue;
             }

@@ -2,7 +2,9 @@
 //!
 //! Root alone can become other users. The users have numbers and no names.
 
+use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
@@ -11,26 +13,34 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{fs, io};
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::fdpass;
 use pushgate_driver_shim::memory::{HugePages, SharedMemory};
 use pushgate_driver_shim::record::{Opcode, Record};
 use pushgate_driver_shim::segment::Geometry;
+use pushgate_driver_shim::users::is_ours;
 use pushgate_proxy::connect::Incarnation;
 use pushgate_proxy::engine::EngineError;
 use pushgate_proxy::idle::Wake;
 use pushgate_proxy::remote::{RemoteEngine, usage};
-use pushgate_proxy::server::{ServerOptions, bind_for_users, serve};
+use pushgate_proxy::server::{ServerOptions, bind, bind_for_users, serve};
 use pushgate_proxy::users::Users;
-use pushgate_proxy::wire::{self, Amounts, Answer, Refusal, Request, SessionOffer, UserUsage};
+use pushgate_proxy::wire::{self, Amounts, Answer, MAX_FDS, Refusal, Request, SessionOffer, UserUsage};
+use pushgate_tests::fuse::Hanging;
 use pushgate_tests::lingering::{lingering, send_along};
-use rustix::process::{Gid, Uid};
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
+use rustix::process::{Gid, Uid, setpriority_process};
 use rustix::thread::{
-    CpuSet, sched_getaffinity, sched_setaffinity, set_thread_gid, set_thread_groups, set_thread_res_uid,
+    CpuSet, UnshareFlags, sched_getaffinity, sched_setaffinity, set_thread_gid, set_thread_groups,
+    set_thread_res_uid, unshare_unsafe,
 };
+use rustix::time::{ClockId, clock_gettime};
 
 #[path = "common/programs.rs"]
 mod programs;
@@ -91,6 +101,14 @@ struct Role {
     _folder: Folder,
 }
 
+/// The user namespace of a program.
+enum Namespace {
+    /// That of the tests.
+    Same,
+    /// A new one in which no user has a number: the program, and every other user, shows as the overflow uid.
+    NewUser,
+}
+
 /// A folder in which other users find this program.
 struct Folder(PathBuf);
 
@@ -102,6 +120,11 @@ impl Drop for Folder {
 
 impl Role {
     fn start(uid: u32, what: &str, server: &TestServer) -> Role {
+        Role::start_in(Namespace::Same, uid, what, &server.path).unwrap()
+    }
+
+    /// Fails with the kernel's error where it makes no such namespace.
+    fn start_in(namespace: Namespace, uid: u32, what: &str, socket: &Path) -> io::Result<Role> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let n = NEXT.fetch_add(1, Ordering::Relaxed);
         let folder = std::env::temp_dir().join(format!("pushgate-users-{}-{n}", std::process::id()));
@@ -111,17 +134,24 @@ impl Role {
         // The user may not be able to enter the folder of this one.
         fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-        let mut child = Command::new(&program)
+        let mut command = Command::new(&program);
+        if let Namespace::NewUser = namespace {
+            // SAFETY: one system call, which changes the child alone; the child has one thread and shares no memory that it writes.
+            let unshares = || unsafe { unshare_unsafe(UnshareFlags::NEWUSER) }.map_err(io::Error::from);
+            // SAFETY: the closure calls nothing that is unsafe between fork and exec: it takes no lock and no memory.
+            unsafe { command.pre_exec(unshares) };
+        }
+        let folder = Folder(folder);
+        let mut child = command
             .args(["--ignored", "--exact", "role", "--nocapture"])
             .env("USERS_ROLE", what)
-            .env("USERS_SOCKET", &server.path)
+            .env("USERS_SOCKET", socket)
             .current_dir("/")
             .gid(uid)
             .uid(uid)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+            .spawn()?;
         let (to, lines) = mpsc::channel();
         let checked = Arc::new(AtomicU64::new(0));
         let count = checked.clone();
@@ -135,7 +165,7 @@ impl Role {
                 }
             }
         });
-        Role { stdin: child.stdin.take(), child, lines, checked, _folder: Folder(folder) }
+        Ok(Role { stdin: child.stdin.take(), child, lines, checked, _folder: folder })
     }
 
     /// The next line that the program says.
@@ -153,6 +183,14 @@ impl Role {
     fn end(mut self) {
         self.stdin = None;
         assert!(self.child.wait().unwrap().success());
+    }
+
+    /// Ends the program; returns its last words.
+    fn stop(mut self) -> String {
+        self.stdin = None;
+        let said = self.line();
+        self.end();
+        said
     }
 }
 
@@ -192,7 +230,11 @@ fn role() {
     match what.split_once(' ') {
         None => traffic(&closed),
         Some(("hog", quota)) => hog(quota, &closed),
-        Some(("busy", n)) => busy(n.parse().unwrap(), &closed),
+        Some(("serves", _)) => serves(&closed),
+        Some(("dials", as_of)) => dials(as_of.parse().unwrap()),
+        Some(("busy", n)) => busy(n.parse().unwrap(), false, &closed),
+        Some(("counted", n)) => busy(n.parse().unwrap(), true, &closed),
+        Some(("attacks", who)) => attacks(who == "member", &closed),
         _ => panic!("{what}"),
     }
 }
@@ -205,6 +247,23 @@ fn traffic(closed: &AtomicBool) {
         pair.a_to_b(20);
         pair.b_to_a(20);
         say("checked");
+    }
+}
+
+/// Serves programs of its own user, and says where.
+fn serves(closed: &AtomicBool) {
+    let own = rustix::process::geteuid().as_raw();
+    assert!(!is_ours(own), "a number of many users is taken for its own");
+    let server = server();
+    say(server.path.to_str().unwrap());
+    until("the end", || closed.load(Ordering::Relaxed));
+}
+
+/// Says why it is not served: before it has said that it trusts a proxy that seems to be of user `of`, and afterwards.
+fn dials(of: u32) {
+    let socket = std::env::var_os("USERS_SOCKET").unwrap();
+    for trusts in [None, Some(of)] {
+        say(&remote_sentence(RemoteEngine::connect_trusting(Path::new(&socket), "dials", trusts)));
     }
 }
 
@@ -369,6 +428,45 @@ fn p8_a_program_accepts_the_proxy_of_root_of_its_own_user_and_of_the_one_that_it
     as_user(A, || RemoteEngine::connect(&server.path, "x").unwrap());
 }
 
+/// In a user namespace without a map all users are one number, the server's and the program's own too.
+#[test]
+fn p8_in_user_namespaces_without_numbers_users_are_refused_by_name_and_none_is_taken_for_ones_own() {
+    let _one = alone();
+    let test =
+        "p8_in_user_namespaces_without_numbers_users_are_refused_by_name_and_none_is_taken_for_ones_own";
+    if !is_root(test) {
+        return;
+    }
+    let start = |uid, what: &str, path: &Path| Role::start_in(Namespace::NewUser, uid, what, path);
+    let server = match start(A, "serves its user", Path::new("")) {
+        Ok(server) => server,
+        Err(e) => return pushgate_tests::skip(&format!("{test}: this kernel makes no user namespace: {e}")),
+    };
+    let path = PathBuf::from(server.line());
+    let overflow: u32 = fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap().trim().parse().unwrap();
+    let refused = format!("the program's user has no number here ({overflow} stands for all of those)");
+    // Users of the host: another one, root, and the one that runs the proxy, who can't be told from the others.
+    for uid in [B, 0, A] {
+        let why = as_user(uid, || remote_sentence(RemoteEngine::connect_trusting(&path, "x", Some(A))));
+        assert!(why.contains(&refused), "user {uid}: {why}");
+    }
+    // A user of a second namespace like that.
+    let other = start(B, &format!("dials {overflow}"), &path).unwrap();
+    let why = other.line();
+    assert!(why.contains(&format!("({overflow} stands for every user without a number")), "{why}");
+    let why = other.line();
+    assert!(why.contains(&refused), "{why}");
+    other.end();
+    // There the proxy of the host's other users is nobody's own either.
+    let host = server_of(PLENTY);
+    let program = start(B, &format!("dials {overflow}"), &host.path).unwrap();
+    let why = program.line();
+    assert!(why.contains(&format!("is user {overflow}'s, this program is user {overflow}'s")), "{why}");
+    // Served in the host, whose proxy sees the user's own number.
+    drop(program);
+    server.end();
+}
+
 #[test]
 fn a_socket_for_several_users_lies_where_others_may_enter_and_not_write() {
     let _one = alone();
@@ -406,7 +504,7 @@ fn p8_a_user_reaches_no_queue_pair_of_another_user() {
     pair.a_to_b(3);
     as_user(A, || {
         let stream = server.raw();
-        let ask = |request: &Request, fds: &[std::os::fd::BorrowedFd<'_>]| {
+        let ask = |request: &Request, fds: &[BorrowedFd<'_>]| {
             wire::send(&stream, request, fds).unwrap();
             answer(&stream)
         };
@@ -529,6 +627,31 @@ fn p7_a_stranger_whose_descriptors_linger_holds_up_no_program() {
     Pair::new(&a.proxy, a.bell(), &b.proxy, b.bell()).a_to_b(5);
 }
 
+/// The close of what the strangers send would take an hour on the thread that ends the server.
+#[test]
+fn p7_strangers_in_the_queue_whose_descriptors_linger_hold_up_no_end_of_a_server() {
+    let _one = alone();
+    if !is_root("p7_strangers_in_the_queue_whose_descriptors_linger_hold_up_no_end_of_a_server") {
+        return;
+    }
+    let mut all = Vec::new();
+    let strangers = |name: &str| {
+        for _ in 0..20 {
+            let stranger =
+                || UnixStream::connect_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap();
+            let (stranger, (fd, end)) = (as_user(C, stranger), lingering());
+            assert!(send_along(&stranger, &fd, &[1]));
+            all.push((stranger, end));
+        }
+    };
+    // The server ends before it accepts anybody.
+    let mut server = server_behind(strangers, |o| o.stop.ring());
+    until("the server has ended", || server.thread.as_ref().unwrap().is_finished());
+    server.end().unwrap();
+    // Nobody holds the name.
+    bind(&server.path).unwrap();
+}
+
 #[test]
 fn a_user_sees_what_it_holds_and_root_sees_what_all_hold() {
     let _one = alone();
@@ -589,12 +712,20 @@ const BUSY: Geometry = Geometry {
     rank: 0,
 };
 
-/// Keeps `n` pairs of programs busy, of which the second one copies all the time, until standard input is closed.
-fn busy(n: usize, closed: &AtomicBool) {
-    // Away from the engines' core, so that there is always something to copy.
+/// Keeps the calling thread, and those that it starts, away from the engines' core.
+fn leave_the_engines_core() {
     let mut set = sched_getaffinity(None).unwrap();
     set.unset(core());
     sched_setaffinity(None, &set).unwrap();
+}
+
+/// Messages of a busy queue pair for each line that it was counted.
+const COUNTED: u64 = 4;
+
+/// Keeps `n` pairs of programs busy, of which the second one copies all the time, until standard input is closed.
+fn busy(n: usize, counted: bool, closed: &AtomicBool) {
+    // So that there is always something to copy.
+    leave_the_engines_core();
     let all: Vec<_> = (0..2 * n).map(|_| engine().unwrap()).collect();
     let mut pairs: Vec<_> = all
         .chunks(2)
@@ -617,11 +748,90 @@ fn busy(n: usize, closed: &AtomicBool) {
                     ..Record::new(Opcode::Put)
                 };
                 pair.a.post(record, &[], pair.a_bell);
+                if counted && pair.a.sent.is_multiple_of(COUNTED) {
+                    say("checked");
+                }
             }
             assert_eq!((pair.a.status(), pair.b.status()), (None, None));
         }
         std::thread::sleep(Duration::from_micros(200));
     }
+}
+
+/// Attacks a proxy in many ways at once, until standard input is closed: each on a thread, while the file beside this program is there.
+/// Without the file the threads use as much of a processor, and leave the proxy alone. `member`: the proxy serves this user.
+fn attacks(member: bool, closed: &AtomicBool) {
+    leave_the_engines_core();
+    // Below the program whose messages are measured, so that it is the proxy that holds them up, if anything does.
+    setpriority_process(None, 19).unwrap();
+    let file = std::env::current_exe().unwrap().with_file_name("attack");
+    let socket = std::env::var("USERS_SOCKET").unwrap();
+    let address = SocketAddr::from_abstract_name(socket.strip_prefix('@').unwrap()).unwrap();
+    // `None`: the server's queue is full of the others.
+    let dial = || UnixStream::connect_addr(&address).ok();
+    let garbage = |stream: &UnixStream, fds: &[BorrowedFd<'_>]| _ = fdpass::send_message(stream, b"{", fds);
+    type Attack<'a> = Box<dyn FnMut() + Send + 'a>;
+    let engines: Vec<_> = (0..if member { 2 } else { 0 }).map(|_| engine().unwrap()).collect();
+    // Connections that say nothing; those beyond the quota are refused.
+    let mut silent = VecDeque::new();
+    let says_nothing = || {
+        silent.extend(dial());
+        if silent.len() > 20 {
+            silent.pop_front();
+        }
+    };
+    let says_garbage = || dial().iter().for_each(|stream| garbage(stream, &[]));
+    // The proxy has the last of each descriptor.
+    let mut ends = VecDeque::new();
+    let lingers = || {
+        let (fd, end) = lingering();
+        dial().iter().for_each(|stream| garbage(stream, &[fd.as_fd()]));
+        // The proxy's copy may be closed already, and then this close lingers, until the other end is closed.
+        std::thread::spawn(|| drop(fd));
+        ends.push_back(end);
+        if ends.len() > 20 {
+            ends.pop_front();
+        }
+    };
+    let mut all: Vec<Attack<'_>> = vec![Box::new(says_nothing), Box::new(says_garbage), Box::new(lingers)];
+    if let [asks, rings] = &engines[..] {
+        let (x, y) = (Side::new(0), Side::new(1));
+        let qp = asks.add_qp(&x.fds(&y, None), options(1), Wake::Doorbell).unwrap();
+        let (sparse, whole) = (memory(1 << 20), memory(4096));
+        fallocate(sparse.fd(), FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 4096, 4096).unwrap();
+        // Until it is over the limit.
+        while asks.add_region(qp, &whole).is_ok() {}
+        let refused = move || {
+            asks.add_region(qp, &sparse).unwrap_err();
+            asks.add_region(qp, &whole).unwrap_err();
+        };
+        let names = || {
+            _ = RemoteEngine::connect(Path::new(&socket), "\x1b[2J\nroot: all is well\r".repeat(40).as_str())
+        };
+        all.push(Box::new(refused));
+        all.push(Box::new(|| (0..100).for_each(|_| rings.ringer().ring())));
+        all.push(Box::new(names));
+    }
+    let tried: Vec<_> = all.iter().map(|_| AtomicU64::new(0)).collect();
+    std::thread::scope(|s| {
+        for (mut attack, tried) in all.into_iter().zip(&tried) {
+            let file = &file;
+            s.spawn(move || {
+                while !closed.load(Ordering::Relaxed) {
+                    let begin = Instant::now();
+                    match fs::exists(&file).unwrap() {
+                        true => {
+                            attack();
+                            tried.fetch_add(1, Ordering::Relaxed);
+                        }
+                        false => while begin.elapsed() < Duration::from_micros(200) {},
+                    }
+                }
+            });
+        }
+        say("ready");
+    });
+    say(&format!("{:?}", tried.iter().map(|n| n.load(Ordering::Relaxed)).collect::<Vec<_>>()));
 }
 
 /// The core of the engines.
@@ -664,4 +874,145 @@ fn a_user_with_eight_busy_programs_leaves_a_user_with_one_a_fair_share_of_a_core
     one.end();
     until("the first user is alone", || of(A).nice == 0);
     many.end();
+}
+
+/// The least part of its speed that a user keeps. Without threads that stand back it is 0.28 to 0.43, with them 0.86 to 1.38: the first user has less
+/// time for its own programs.
+const LEAST_SPEED: f64 = 0.6;
+
+/// What is compared: the messages of a user for each second of processor time that the proxy has, which all is on one core. While the first user
+/// is peaceful it has busy programs too, and its other threads use as much of their core as when they attack.
+#[test]
+fn p8_a_proxy_under_all_attacks_at_once_serves_another_user_at_much_of_its_speed() {
+    let _one = alone();
+    let name = "p8_a_proxy_under_all_attacks_at_once_serves_another_user_at_much_of_its_speed";
+    if !is_root(name) {
+        return;
+    }
+    if sched_getaffinity(None).unwrap().count() < 2 {
+        return pushgate_tests::skip(&format!("{name}: one core, where the programs take the engines' time"));
+    }
+    // All threads of the proxy, also those that accept and close.
+    let starts = || {
+        let mut set = CpuSet::new();
+        set.set(core());
+        let all = sched_getaffinity(None).unwrap();
+        sched_setaffinity(None, &set).unwrap();
+        let server = server_with(|o| {
+            o.users = Users::Some { users: [A, B].into(), groups: [].into() };
+            (o.quota, o.max_clients, o.cpus) = (Amounts { programs: 20, ..PLENTY }, 200, vec![core()]);
+        });
+        sched_setaffinity(None, &all).unwrap();
+        server
+    };
+    let server = starts();
+    let (one, busy) = (Role::start(B, "counted 1", &server), Role::start(A, "busy 3", &server));
+    assert_eq!((one.line(), busy.line()), ("busy".into(), "busy".into()));
+    let attackers =
+        [(A, "attacks member"), (C, "attacks stranger")].map(|(uid, what)| Role::start(uid, what, &server));
+    attackers.iter().for_each(|attacker| assert_eq!(attacker.line(), "ready"));
+    let has = || Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap();
+    // Messages, seconds of processor time, seconds.
+    let measure = |attack: bool| {
+        for file in attackers.iter().map(|attacker| attacker._folder.0.join("attack")) {
+            match attack {
+                true => fs::write(file, "").unwrap(),
+                false => _ = fs::remove_file(file),
+            }
+        }
+        // Users' shares follow what the users want.
+        std::thread::sleep(Duration::from_millis(400));
+        let (messages, had, begin) = (one.checked.load(Ordering::Relaxed), has(), Instant::now());
+        std::thread::sleep(Duration::from_millis(400));
+        let messages = (one.checked.load(Ordering::Relaxed) - messages) * COUNTED;
+        [messages as f64, (has() - had).as_secs_f64(), begin.elapsed().as_secs_f64()]
+    };
+    let mut sums = [[0.0; 3]; 2];
+    for _ in 0..3 {
+        for (attack, sum) in sums.iter_mut().enumerate() {
+            let measured = measure(attack == 1);
+            sum.iter_mut().zip(measured).for_each(|(sum, more)| *sum += more);
+        }
+    }
+    let [peace, war] = sums.map(|[messages, had, time]| (messages / had, messages / time));
+    let (ratio, by_time) = (war.0 / peace.0, war.1 / peace.1);
+    eprintln!(
+        "messages a second of processor time: {:.0} in peace, {:.0} under attack: {ratio:.3}; by the clock {by_time:.3}",
+        peace.0, war.0
+    );
+    for attacker in attackers {
+        let said = attacker.stop();
+        eprintln!("attacks: {said}");
+        assert!(!said.contains("[0,") && !said.contains(" 0"), "one was not tried: {said}");
+    }
+    busy.end();
+    one.end();
+    server.still_works();
+    assert!(ratio > LEAST_SPEED, "{ratio}");
+}
+
+/// The close of a file of the first user hangs for as long as that user likes.
+#[test]
+fn p7_p8_a_user_whose_closes_hang_holds_up_no_close_of_another_user() {
+    let _one = alone();
+    let name = "p7_p8_a_user_whose_closes_hang_holds_up_no_close_of_another_user";
+    if !is_root(name) {
+        return;
+    }
+    let server = server_of(Amounts { programs: 2, ..PLENTY });
+    let hanging = match Hanging::open(8) {
+        Ok(hanging) => hanging,
+        Err(e) => return pushgate_tests::skip(&format!("{name}: no file system in user space: {e}")),
+    };
+    // A frame that is no message: the server closes what came with it.
+    let sends = |uid, fds: &[BorrowedFd<'_>]| {
+        let stream = as_user(uid, || server.dial());
+        fdpass::send_message(&stream, b"{", fds).unwrap();
+        stream
+    };
+    let files: Vec<_> = hanging.files().iter().map(|fd| fd.as_fd()).collect();
+    let _hangs = sends(A, &files[..MAX_FDS.min(files.len())]);
+    until("a close hangs", || hanging.waiting() > 0);
+    // As many as the second user may have connections, each of which counts until its descriptor is closed.
+    let ends: Vec<_> = (0..10)
+        .map(|_| {
+            let (fd, end) = lingering();
+            sends(B, &[fd.as_fd()]);
+            end
+        })
+        .collect();
+    let mut programs = Vec::new();
+    until("room for the other user", || {
+        programs.extend(as_user(B, || RemoteEngine::connect(&server.path, "late").ok()));
+        programs.len() == 2
+    });
+    Pair::new(&programs[0], programs[0].ringer(), &programs[1], programs[1].ringer()).a_to_b(5);
+    drop((ends, hanging));
+}
+
+/// Each close that hangs keeps threads of the proxy.
+#[test]
+fn p7_p8_a_program_whose_frames_bring_files_that_hang_leaves_few_threads_and_its_frames_end() {
+    let _one = alone();
+    let name = "p7_p8_a_program_whose_frames_bring_files_that_hang_leaves_few_threads_and_its_frames_end";
+    if !is_root(name) {
+        return;
+    }
+    let server = server_of(PLENTY);
+    let stream = as_user(A, || server.raw());
+    wire::send(&stream, &Request::Channel, &[]).unwrap();
+    let (reply, fds) = wire::recv::<wire::Reply>(&stream).unwrap();
+    assert!(matches!(reply, Ok(Answer::Channel)));
+    let hanging = match Hanging::open(1) {
+        Ok(hanging) => hanging,
+        Err(e) => return pushgate_tests::skip(&format!("{name}: no file system in user space: {e}")),
+    };
+    let mut sent = 0;
+    until("the way of frames ends", || {
+        sent += u32::from(send_along(&fds[0], &hanging.files()[0], &[1; 8]));
+        !matches!(recv(&fds[0], &mut [0; 1], RecvFlags::DONTWAIT), Err(Errno::AGAIN))
+    });
+    assert!(sent >= 16 && hanging.waiting() <= 16, "{sent} sent, {} hang", hanging.waiting());
+    as_user(B, || server.still_works());
+    drop(hanging);
 }

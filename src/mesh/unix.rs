@@ -15,7 +15,7 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use pushgate_driver_shim::closing::PeerStream;
+use pushgate_driver_shim::closing::{PeerListener, PeerStream};
 use pushgate_driver_shim::fdpass::{Frame, Incoming, send_message};
 use pushgate_driver_shim::limited;
 use pushgate_driver_shim::log::Foreign;
@@ -65,10 +65,11 @@ pub(super) fn pairs(size: u32) -> Result<Vec<Vec<Option<UnixStream>>>> {
 pub(super) fn connect(job: &str, rank: u32, size: u32, timeout: Duration) -> Result<Links> {
     let address = SocketAddr::from_abstract_name(name(job, rank))
         .map_err(|_| Error::config("job", job, "a name of at most 80 bytes"))?;
-    let listener = UnixListener::bind_addr(&address).map_err(|e| {
+    let bound = UnixListener::bind_addr(&address).map_err(|e| {
         let why = taken_by(&name(job, rank)).unwrap_or_else(|| "is it running twice?".into());
         Error::io(format!("listening as rank {rank} of job {job}; {why}"))(e)
     })?;
+    let listener = PeerListener::from(bound);
     listener.set_nonblocking(true).map_err(Error::io("rendezvous socket"))?;
     let process = own_process(rank);
     let deadline = Instant::now() + timeout;
@@ -84,14 +85,14 @@ pub(super) fn connect(job: &str, rank: u32, size: u32, timeout: Duration) -> Res
 
 /// Where ranks of this host arrive that have met elsewhere.
 pub(super) struct Here {
-    pub(super) listener: UnixListener,
+    pub(super) listener: PeerListener,
     pub(super) process: Option<Process>,
 }
 
 impl Here {
     /// Listens under an abstract name.
     pub(super) fn open(name: &str, rank: u32) -> io::Result<Here> {
-        let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
+        let listener = PeerListener::from(UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?);
         listener.set_nonblocking(true)?;
         Ok(Here { listener, process: own_process(rank) })
     }
@@ -234,7 +235,7 @@ impl Me<'_> {
     }
 
     /// Waits until these higher ranks have greeted, and answers them.
-    pub(super) fn accept(&self, listener: &UnixListener, higher: &[u32], links: &mut Links) -> Result<()> {
+    pub(super) fn accept(&self, listener: &PeerListener, higher: &[u32], links: &mut Links) -> Result<()> {
         let mut greetings: Vec<Greeting> = Vec::new();
         let mut last_refused = String::new();
         let higher = || higher.iter().map(|r| *r as usize);
@@ -304,8 +305,7 @@ impl Me<'_> {
             }
             if ready[0] {
                 match listener.accept() {
-                    Ok((stream, _)) => {
-                        let stream = PeerStream::from(stream);
+                    Ok(stream) => {
                         // Any process can connect to the name; processes of other users are refused
                         // before they are read.
                         if let Err(e) = check_owner(&stream, self.rank) {
@@ -416,7 +416,8 @@ mod tests {
     use std::thread;
 
     use pushgate_tests::fuzz::{fuzz, kind};
-    use pushgate_tests::hang;
+    use pushgate_tests::lingering::{lingering, send_along};
+    use pushgate_tests::{hang, wait_until};
     use rustix::thread::set_thread_res_uid;
 
     use super::*;
@@ -444,6 +445,28 @@ mod tests {
             name("job", 0)
         });
         assert_ne!(user.join().unwrap(), name("job", 0));
+    }
+
+    /// The close of the descriptor would take an hour on the thread that closes the listener.
+    #[test]
+    fn p7_a_rank_that_gives_up_waits_for_no_stranger_that_it_has_not_accepted() {
+        let job = format!("gives-up-{}", std::process::id());
+        let at = SocketAddr::from_abstract_name(name(&job, 1)).unwrap();
+        // Rank 0 never comes, so rank 1 accepts nobody.
+        let rank = thread::spawn(move || connect(&job, 1, 2, Duration::from_secs(1)).map(drop).unwrap_err());
+        let mut stranger = None;
+        wait_until("rank 1 listens", || {
+            stranger = UnixStream::connect_addr(&at).ok();
+            stranger.is_some()
+        });
+        let (fd, _end) = lingering();
+        assert!(send_along(stranger.unwrap(), &fd, &[1]));
+        // The rank's copy may be closed already.
+        thread::spawn(|| drop(fd));
+        wait_until("rank 1 gives up", || rank.is_finished());
+        let e = rank.join().unwrap();
+        assert!(matches!(e, Error::TimedOut { .. }), "{e}");
+        UnixListener::bind_addr(&at).unwrap();
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 pub mod built;
 mod ended;
+pub mod fuse;
 pub mod fuzz;
 pub mod lingering;
 pub mod nccl;

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::bell;
-use pushgate_driver_shim::closing::PeerStream;
+use pushgate_driver_shim::closing::{PeerListener, PeerStream};
 use pushgate_driver_shim::users::is_ours;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
@@ -55,7 +55,7 @@ pub fn serve(options: &ServeOptions, ready: Ready<'_>) -> Result<(), String> {
     // Before the GPU is opened: of the copiers that many ranks start at once, one opens it. Clients that connect meanwhile wait in the
     // listener's queue.
     let listener = match UnixListener::bind_addr(&at) {
-        Ok(listener) => listener,
+        Ok(listener) => PeerListener::from(listener),
         Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
             ready(&format!("another copier serves GPU {gpu}"));
             return Ok(());
@@ -111,7 +111,7 @@ impl Server {
     }
 
     /// Accepts clients until the last has gone, or the device has failed.
-    fn run(mut self, listener: &UnixListener, stay: bool) -> Result<(), String> {
+    fn run(mut self, listener: &PeerListener, stay: bool) -> Result<(), String> {
         listener.set_nonblocking(true).map_err(|e| e.to_string())?;
         let mut alone = Instant::now();
         loop {
@@ -124,7 +124,7 @@ impl Server {
             }
             let _ = poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&LOOK));
             match listener.accept() {
-                Ok((stream, _)) => self.admit(stream.into()),
+                Ok(stream) => self.admit(stream),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) => {
                     tracing::warn!("accepting a client: {e}");

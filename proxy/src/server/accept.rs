@@ -1,12 +1,11 @@
 //! The serving loop: takes connections, admits or refuses them, and starts a thread for each program.
 
 use std::io::{self, ErrorKind};
-use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use pushgate_driver_shim::closing::PeerStream;
+use pushgate_driver_shim::closing::{PeerListener, PeerStream};
 use pushgate_driver_shim::limited;
 use pushgate_driver_shim::log::Lines;
 use pushgate_driver_shim::process::Process;
@@ -32,8 +31,9 @@ const GRACE: Duration = Duration::from_secs(10);
 /// [`ServerOptions::users`] gets an engine of its own.
 ///
 /// When it returns, all engines have ended, and their queue pairs with *aborted*. Errors are the listener's own; what a
-/// program does causes none.
-pub fn serve(listener: UnixListener, options: ServerOptions) -> io::Result<()> {
+/// program does causes none. Programs that it has not accepted by then are refused, unless another process has the listener too
+/// ([`PeerListener::shared`]).
+pub fn serve(listener: PeerListener, options: ServerOptions) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     // Several users do not all take what they may: for two of them there should be enough.
     let need = match options.users.others() {
@@ -64,6 +64,7 @@ pub fn serve(listener: UnixListener, options: ServerOptions) -> io::Result<()> {
     let mut clients: Vec<JoinHandle<()>> = Vec::new();
     let mut number = 0u64;
     let mut looked = Instant::now();
+    server.share.stand_back();
     tracing::info!("the proxy serves");
     let result = loop {
         let watch = (!clients.is_empty()).then_some(WATCH);
@@ -84,7 +85,7 @@ pub fn serve(listener: UnixListener, options: ServerOptions) -> io::Result<()> {
             WaitEnd::Ready { .. } | WaitEnd::Died | WaitEnd::Other => {}
         }
         let stream = match listener.accept() {
-            Ok((stream, _)) => PeerStream::from(stream),
+            Ok(stream) => stream,
             Err(e) if accept_again(&e) => {
                 // Do not spin on a cause that lasts, such as a lack of descriptors.
                 if e.kind() != ErrorKind::WouldBlock {
@@ -122,6 +123,7 @@ pub fn serve(listener: UnixListener, options: ServerOptions) -> io::Result<()> {
     if !clients.is_empty() {
         tracing::error!(left = clients.len(), "programs' threads did not end");
     }
+    server.share.come_forward(uid);
     tracing::info!("the proxy has ended");
     result
 }

@@ -187,6 +187,8 @@ fn begin(
         program,
         ..EngineOptions::default()
     };
+    // The engine's thread begins with the weight of this one.
+    server.share.come_forward(uid);
     let engine = Engine::start(own, options).map_err(|e| e.to_string())?;
     limited!(info, uid, client = number, name = ?Foreign::word(name), "an engine was started");
     let counted = server.share.add(uid, engine.thread().clone());

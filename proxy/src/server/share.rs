@@ -20,6 +20,8 @@ use crate::engine::Thread;
 const STEP: f64 = 1.25;
 /// The largest nice value.
 const LAST: i32 = 19;
+/// By how much threads stand back that serve new connections: a tenth of the weight of a program's thread.
+const STRANGERS: i32 = 10;
 /// A user of whose threads fewer than this want to run, on average, wants nothing.
 const LITTLE: f64 = 0.02;
 
@@ -84,6 +86,24 @@ impl Share {
     /// Counts the calling thread for a user. The thread must outlive what this returns.
     pub(super) fn add_this(&self, uid: u32) -> Counted<'_> {
         self.add(uid, Arc::new(Mutex::new(Some(gettid()))))
+    }
+
+    /// Lets the calling thread, and the threads that it starts, stand back behind the threads of programs: anybody can connect all the
+    /// time, and so keep the thread running.
+    pub(super) fn stand_back(&self) {
+        self.nice_here(STRANGERS);
+    }
+
+    /// Gives the calling thread the weight of a thread of a user's program.
+    pub(super) fn come_forward(&self, uid: u32) {
+        self.nice_here(self.threads().back.get(&uid).copied().unwrap_or(0));
+    }
+
+    fn nice_here(&self, by: i32) {
+        let Some(base) = self.base else { return };
+        if let Err(e) = setpriority_process(Some(gettid()), (base + by).min(LAST)) {
+            limited!(warn, 0u32, "a thread keeps its nice value: {e}");
+        }
     }
 
     /// Looks what each user wants, and sets the nice values. To be called from time to time.

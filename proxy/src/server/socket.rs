@@ -8,6 +8,7 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use pushgate_driver_shim::closing::PeerListener;
 use pushgate_driver_shim::fork::OwnedHere;
 use rustix::fs::{FlockOperation, flock};
 
@@ -48,7 +49,7 @@ impl Drop for Named {
 /// The socket of a proxy that died is replaced; where a proxy still listens, the error is an `AddrInUse`. An abstract
 /// socket can be reached by any user (and [`serve`](super::serve) refuses other users), and any user can take its name
 /// first.
-pub fn bind(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
+pub fn bind(path: &Path) -> io::Result<(PeerListener, SocketFile)> {
     bind_with(path, private, None)
 }
 
@@ -57,7 +58,7 @@ pub fn bind(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
 ///
 /// The directory must be this process's user's or root's, and nobody else may write there, for who does can put a socket in
 /// the place of this one; some other user must be able to enter. A directory that does not exist is made with mode 0755.
-pub fn bind_for_users(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
+pub fn bind_for_users(path: &Path) -> io::Result<(PeerListener, SocketFile)> {
     bind_with(path, entered, Some(0o666))
 }
 
@@ -65,13 +66,13 @@ fn bind_with(
     path: &Path,
     directory: fn(&Path) -> io::Result<fs::File>,
     mode: Option<u32>,
-) -> io::Result<(UnixListener, SocketFile)> {
+) -> io::Result<(PeerListener, SocketFile)> {
     let at = path.display();
     if let Some(name) = wire::abstract_name(path) {
         let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?).map_err(|e| {
             if e.kind() == ErrorKind::AddrInUse { live(path) } else { told(e, format_args!("binding {at}")) }
         })?;
-        return Ok((listener, SocketFile { _named: OwnedHere::new(Named(None)) }));
+        return Ok((listener.into(), SocketFile { _named: OwnedHere::new(Named(None)) }));
     }
     let dir = match path.parent() {
         Some(dir) if dir.as_os_str().is_empty() => Path::new("."),
@@ -89,7 +90,7 @@ fn bind_with(
             .map_err(|e| told(e, format_args!("chmod {mode:o} of {at}")))?;
     }
     let named = Named(Some((path.to_path_buf(), file_id(path)?)));
-    Ok((listener, SocketFile { _named: OwnedHere::new(named) }))
+    Ok((listener.into(), SocketFile { _named: OwnedHere::new(named) }))
 }
 
 /// Opens a directory; makes the directory with this mode if it does not exist.
