@@ -819,7 +819,7 @@ fn attacks(member: bool, closed: &AtomicBool) {
             s.spawn(move || {
                 while !closed.load(Ordering::Relaxed) {
                     let begin = Instant::now();
-                    match fs::exists(&file).unwrap() {
+                    match fs::exists(file).unwrap() {
                         true => {
                             attack();
                             tried.fetch_add(1, Ordering::Relaxed);
