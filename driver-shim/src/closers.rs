@@ -7,7 +7,7 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
-use std::thread::Builder;
+use std::thread::{Builder, JoinHandle};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::Pid;
@@ -19,9 +19,15 @@ use crate::fork::Owner;
 /// A thread that has descriptors in a table of its own. It exits, and so closes them, when the sender is dropped.
 pub(crate) type Exiting = (Pid, Sender<()>);
 
-/// The thread that starts the others. It ends when this is dropped.
+/// The thread that starts the others. It has ended when the drop of this returns, so the code of a library that is unloaded is
+/// free of it.
 #[derive(Debug)]
-pub(crate) struct Closers(Mutex<Line>);
+pub(crate) struct Closers {
+    /// `None` in the drop alone.
+    line: Mutex<Option<Line>>,
+    thread: Option<JoinHandle<()>>,
+    owner: Owner,
+}
 
 #[derive(Debug)]
 struct Line {
@@ -79,9 +85,10 @@ fn start() -> Option<Closers> {
         let socket = unsafe { OwnedFd::from_raw_fd(number) };
         while to_do.recv().is_ok_and(|order| start_one(&socket, order)) {}
     };
-    Builder::new().name("pushgate-closer".into()).spawn(starts).ok()?;
+    let thread = Some(Builder::new().name("pushgate-closer".into()).spawn(starts).ok()?);
+    let line = Mutex::new(Some(Line { socket, orders }));
     // The other thread has a copy of `theirs` by then.
-    is_ready.recv().ok()?.then_some(Closers(Mutex::new(Line { socket, orders })))
+    is_ready.recv().ok()?.then_some(Closers { line, thread, owner: Owner::here() })
 }
 
 /// The descriptors of the calling thread's table.
@@ -113,10 +120,21 @@ fn start_one(socket: &OwnedFd, order: Order) -> bool {
     Builder::new().name("pushgate-exit".into()).spawn(exits).is_ok() && has_taken.recv().is_ok()
 }
 
+impl Drop for Closers {
+    fn drop(&mut self) {
+        *self.line.get_mut().unwrap_or_else(PoisonError::into_inner) = None;
+        // A child of fork has none of its parent's threads.
+        if let Some(thread) = self.thread.take().filter(|_| self.owner.is_here()) {
+            let _ = thread.join();
+        }
+    }
+}
+
 impl Closers {
     /// Gives copies of descriptors to a thread. `None`: no thread has all of them.
     pub(crate) fn take(&self, fds: &[OwnedFd]) -> Option<Exiting> {
-        let line = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
+        let line = line.as_ref()?;
         let mut messages = 0;
         for some in fds.chunks(FDS_AT_ONCE) {
             let some: Vec<_> = some.iter().map(|fd| fd.as_fd()).collect();
