@@ -594,6 +594,8 @@ fn fuzz(bench: &mut Bench) -> Result<Outcome> {
     command.args(["test", "--workspace", "--release", "--lib", "--bins", "--test", "fuzz", "--no-fail-fast"]);
     command.args(["--", "--ignored", "p8_fuzz_", "--test-threads", "1", "--nocapture"]);
     command.env("_PUSHGATE_TEST_FUZZ_SECONDS", if bench.full { "20" } else { "1" });
+    // The driver bounds the address space, in which each thread's arena would take 64 MiB.
+    command.env("MALLOC_ARENA_MAX", "2");
     let output = process::capture(command, true, bench.guard)?;
     ensure!(output.contains("p8_fuzz_"), "no test is named p8_fuzz_");
     Ok(Outcome::Passed)

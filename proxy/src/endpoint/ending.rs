@@ -51,6 +51,9 @@ impl Endpoint {
     /// the queue pair.
     pub fn peer_ended(&mut self, status: Status) {
         if !matches!(self.stands, Stands::Over | Stands::Last(_)) {
+            if self.stands == Stands::Down {
+                self.hears_no_more();
+            }
             self.stands = Stands::Last(status);
             self.recorded.worked = true;
         }
@@ -70,7 +73,10 @@ impl Endpoint {
             Some(true) | None => {}
         }
         let shown = self.inbound.shown();
-        let work = self.receive(mover) | self.here.qp.hear();
+        let work = match self.is_deaf() {
+            false => self.receive(mover) | self.here.qp.hear(),
+            true => self.receive_from::<false>(mover),
+        };
         if work {
             // As after a pass of a live link: what was delivered may lie in a buffer for long.
             self.control.drain_stores();

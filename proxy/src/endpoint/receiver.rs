@@ -58,6 +58,12 @@ impl Endpoint {
     /// anything.
     #[inline]
     pub(super) fn receive(&mut self, mover: &mut Option<Box<dyn Mover>>) -> bool {
+        self.receive_from::<true>(mover)
+    }
+
+    /// As [`Endpoint::receive`]; without `LINK` nothing of the link, so only the messages that wait.
+    #[inline]
+    pub(super) fn receive_from<const LINK: bool>(&mut self, mover: &mut Option<Box<dyn Mover>>) -> bool {
         let mut work = self.reap();
         // Then other queue pairs have their turn.
         let enough = self.moved_here + SLICE as u64;
@@ -75,13 +81,16 @@ impl Endpoint {
             n += 1;
             let outcome = match self.inbound.waits() {
                 true => self.retry(mover),
-                false => self.take_in(mover),
+                false if LINK => self.take_in(mover),
+                false => break,
             };
             match outcome {
                 Ok(Outcome::Taken) => work = true,
                 Ok(Outcome::Nothing) => break,
                 Ok(Outcome::Waits) => {
-                    work |= self.keep_more() | self.here.qp.hear();
+                    if LINK {
+                        work |= self.keep_more() | self.here.qp.hear();
+                    }
                     break;
                 }
                 Err(fault) => {

@@ -152,6 +152,8 @@ pub(super) struct Recovering {
     /// What the link that broke has brought is still to be taken in: before the first offer, and never behind an offer,
     /// which says how much this end has accepted.
     pub(super) lands: bool,
+    /// The peer has ended, and the peer may have been told how much this end has accepted: nothing more is taken from a link.
+    deaf: bool,
     /// Messages that the peer had accepted when the present link began.
     resumed: u64,
     /// This end's own lack was told once since the link broke.
@@ -210,6 +212,7 @@ impl Endpoint {
                 preparing: None,
                 looks_at: 0,
                 lands: false,
+                deaf: false,
                 resumed: 0,
                 warned: false,
                 rebuilds: false,
@@ -311,6 +314,18 @@ impl Endpoint {
             self.control.drain_stores();
         }
         work
+    }
+
+    /// The peer has ended while the link was replaced.
+    pub(super) fn hears_no_more(&mut self) {
+        if let Some(r) = &mut self.recovering {
+            r.deaf = !r.lands;
+        }
+    }
+
+    /// After the end of the peer: whether nothing more may be taken from a link.
+    pub(super) fn is_deaf(&self) -> bool {
+        self.recovering.as_ref().is_some_and(|r| r.deaf)
     }
 
     /// After the end of the peer: whether what a link that broke has brought lies still, so that it may be taken in. `None`: the link did
