@@ -19,6 +19,14 @@ use crate::fork::Owner;
 /// A thread that has descriptors in a table of its own. It exits, and so closes them, when the sender is dropped.
 pub(crate) type Exiting = (Pid, Sender<()>);
 
+/// Bytes of a stack. A peer that sends descriptors all the time keeps hundreds of these threads, which do little.
+const STACK: usize = 128 << 10;
+
+/// How a thread that closes is started.
+pub(crate) fn builder(name: &str) -> Builder {
+    Builder::new().name(name.into()).stack_size(STACK)
+}
+
 /// The thread that starts the others. It has ended when the drop of this returns, so the code of a library that is unloaded is
 /// free of it.
 #[derive(Debug)]
@@ -85,7 +93,7 @@ fn start() -> Option<Closers> {
         let socket = unsafe { OwnedFd::from_raw_fd(number) };
         while to_do.recv().is_ok_and(|order| start_one(&socket, order)) {}
     };
-    let thread = Some(Builder::new().name("pushgate-closer".into()).spawn(starts).ok()?);
+    let thread = Some(builder("pushgate-closer").spawn(starts).ok()?);
     let line = Mutex::new(Some(Line { socket, orders }));
     // The other thread has a copy of `theirs` by then.
     is_ready.recv().ok()?.then_some(Closers { line, thread, owner: Owner::here() })
@@ -117,7 +125,7 @@ fn start_one(socket: &OwnedFd, order: Order) -> bool {
             let _ = order.exits.recv();
         }
     };
-    Builder::new().name("pushgate-exit".into()).spawn(exits).is_ok() && has_taken.recv().is_ok()
+    builder("pushgate-exit").spawn(exits).is_ok() && has_taken.recv().is_ok()
 }
 
 impl Drop for Closers {

@@ -13,7 +13,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::thread::Builder;
 use std::time::Duration;
 
 use rustix::io::{Errno, ioctl_fionread};
@@ -22,7 +21,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, Shutdown, recvmsg
 use rustix::process::test_kill_process;
 use rustix::thread::{UnshareFlags, gettid, unshare_unsafe};
 
-use crate::closers::{self, Closers, Exiting};
+use crate::closers::{self, Closers, Exiting, builder};
 use crate::fork::Owner;
 
 /// What a peer holds of a quota. It is dropped once the peer's descriptors are closed.
@@ -52,7 +51,7 @@ pub fn drop_elsewhere_within(fds: Vec<OwnedFd>, held: impl Send + 'static) {
         }
         drop(held);
     };
-    let _ = Builder::new().name("pushgate-close".into()).spawn(closes);
+    let _ = builder("pushgate-close").spawn(closes);
 }
 
 /// A thread with a copy of the whole table of descriptors, where there are no [`Closers`].
@@ -66,7 +65,7 @@ fn with_all() -> Option<Exiting> {
         let _ = ready.send(gettid());
         let _: Result<(), _> = exits.recv();
     };
-    Builder::new().name("pushgate-exit".into()).spawn(exits).ok()?;
+    builder("pushgate-exit").spawn(exits).ok()?;
     // The table is copied once the thread has said its number.
     Some((is_ready.recv().ok()?, goes))
 }
