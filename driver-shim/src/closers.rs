@@ -51,7 +51,8 @@ struct Order {
     exits: Receiver<()>,
 }
 
-/// This process's closers. Whoever lets a peer send descriptors keeps them, so that they begin before. `None`: they can't be started.
+/// The thread of this process that starts closing threads. A socket over which a peer may send descriptors keeps the value, so that the thread
+/// has emptied its table before the peer's first descriptor arrives. `None`: the thread can't be started.
 pub(crate) fn kept() -> Option<Arc<Closers>> {
     static KEPT: Mutex<Option<(Owner, Weak<Closers>)>> = Mutex::new(None);
     let mut kept = lock_soon(&KEPT)?;

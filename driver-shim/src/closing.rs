@@ -156,7 +156,7 @@ pub struct PeerListener {
 }
 
 impl PeerListener {
-    /// The listener of which another process has a descriptor too: dropping it leaves new connections to that process.
+    /// Says that another process has a descriptor of this listener too: dropping the listener leaves new connections to that process.
     pub fn shared(mut self) -> Self {
         self.shared = true;
         self

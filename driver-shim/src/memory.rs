@@ -77,9 +77,9 @@ impl SharedMemoryBuilder {
         self
     }
 
-    /// Normal pages that the kernel allocates when they are touched first. For memory of this process alone, of which little may be
-    /// needed: a process of another user refuses memory that lacks pages, and what is short is not refused here, but ends the process
-    /// that touches it.
+    /// Normal pages that the kernel allocates when they are touched first. For memory of this process alone that
+    /// may stay unused for the most part. A process of another user refuses memory that lacks pages. If the host is short of memory, this
+    /// call succeeds all the same, and the kernel may kill the process when it touches a page.
     pub fn when_touched(mut self) -> Self {
         (self.when_touched, self.huge_pages) = (true, HugePages::Never);
         self

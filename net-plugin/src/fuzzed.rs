@@ -28,7 +28,7 @@ const RECEIVES: u8 = 4;
 const TAKES: u8 = 5;
 const STEPS: u8 = 6;
 
-/// Bytes of a buffer, and how many there are. Nobody may write the bytes before the first and behind the last one.
+/// Bytes of a buffer, and the number of buffers. Nobody may write the bytes that lie before the first buffer or after the last one.
 const ROOM: usize = 1024;
 const BUFFERS: usize = 8;
 /// Bytes of a message that does not fit in the window.

@@ -695,7 +695,7 @@ fn a_user_sees_what_it_holds_and_root_sees_what_all_hold() {
 // ----------------------------------------------------------------- fair shares
 
 /// Payload of one message of a busy queue pair. A full ring is more work than the engine that copies does in one turn of the
-/// core: with less it sleeps while the engine that sends waits for a turn behind sixteen others, and its user's part is small
+/// core: with less it sleeps while the engine that sends waits for a turn after sixteen other threads, and its user's part is small
 /// because it wants little.
 const COPIED: usize = 2 << 20;
 const UNITS: u32 = COPIED as u32 / abi::PUSHGATE_UNIT;

@@ -133,7 +133,7 @@ fn serve(mut device: File, flushes: &AtomicUsize, stop: &AtomicBool) {
             }
             // Version 7.31; the kernel takes defaults for the rest, which is zero but for the largest write.
             INIT => Ok(words(&[7, 31, 0, 0, 0, 4096, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0])),
-            // Every name is one regular file, number 2, that is valid for a second; its attributes begin behind ten words.
+            // Every name is one regular file, number 2, that is valid for a second; its attributes begin after ten words.
             LOOKUP => {
                 let mut entry = [0; 32];
                 (entry[0], entry[4], entry[6]) = (2, 1, 1);

@@ -102,8 +102,7 @@ pub struct Inbound {
     in_place_units: u64,
     landing: Landing,
     landed: VecDeque<Held>,
-    /// Messages that wait, oldest first. More than one: SENDs for whose receives the first one waits too, and at most one other behind
-    /// them.
+    /// Messages that wait, oldest first. All but the last one are SENDs whose receives are yet to be posted.
     waiting: VecDeque<Message>,
     /// The first messages that are here, in their places or waiting for their receives.
     here: u64,
@@ -230,14 +229,14 @@ impl Inbound {
         self.rules.ahead > 0 && m.record.opcode == Opcode::Send && !m.placed
     }
 
-    /// Another message may be accepted behind those that wait: they may all have come before their receives.
+    /// Whether another message may be accepted after the messages that wait, which may all have come before their receives.
     #[inline]
     pub fn keeps_another(&self) -> bool {
         self.waiting.len() < self.rules.ahead as usize
             && self.waiting.back().is_some_and(|m| self.comes_ahead(m))
     }
 
-    /// Keeps a message behind those that wait, where [`Inbound::keeps_another`] allows it.
+    /// Keeps a message after the messages that wait, where [`Inbound::keeps_another`] allows it.
     #[cold]
     pub fn keep_behind(&mut self, message: Message) {
         self.waiting.push_back(message);
@@ -260,7 +259,7 @@ impl Inbound {
         self.accepted - (self.copying.len() + self.waiting.len()) as u64
     }
 
-    /// Keeps a message that [`Action::Wait`] was answered for, before those that wait behind it.
+    /// Keeps a message that [`Action::Wait`] was answered for, before the messages that came after it.
     #[cold]
     pub fn keep(&mut self, message: Message) {
         self.waiting.push_front(message);

@@ -88,7 +88,7 @@ impl Share {
         self.add(uid, Arc::new(Mutex::new(Some(gettid()))))
     }
 
-    /// Lets the calling thread, and the threads that it starts, stand back behind the threads of programs: anybody can connect all the
+    /// Gives the calling thread, and the threads that it starts, less weight than the threads of programs: anybody can connect all the
     /// time, and so keep the thread running.
     pub(super) fn stand_back(&self) {
         self.nice_here(STRANGERS);

@@ -64,7 +64,7 @@ pub trait Wire: Send {
     fn stopped(&mut self) -> bool;
 
     /// Takes the last words of this end along: what the wire has taken still goes out, and the streams are closed when the
-    /// peer has read it, beside the engine. What the wire still reads after `patience` is dropped. Called once, behind the last send.
+    /// peer has read it, beside the engine. What the wire still reads after `patience` is dropped. Called once, after the last send.
     fn finish(&mut self, patience: Duration);
 
     /// The engine is about to sleep: what arrives from now on wakes it, and, on streams for which `full` says so, room to

@@ -39,7 +39,7 @@ impl Flow {
         Ok(())
     }
 
-    /// All of the first `upto` messages are at the reader's end: where they belong, but for SENDs behind all others, where SENDs may come
+    /// All of the first `upto` messages are at the reader's end: where they belong, but for SENDs after all others, where SENDs may come
     /// before their receives.
     pub(super) fn is_here(&mut self, upto: u32, reader: &Side) -> Result<(), Violation> {
         let waits = |m: &&Message| m.opcode == Opcode::Send && m.sends >= self.shown;
