@@ -405,7 +405,7 @@ pub fn peer_groups(stream: &UnixStream) -> io::Result<Vec<u32>> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::io::{Read, Write};
 
     use pushgate_tests::fuzz::{fuzz, kind};
@@ -420,6 +420,18 @@ mod tests {
         }
     }
 
+    /// Options of a queue pair in valid requests.
+    pub(crate) const OPTIONS: QpOptions = QpOptions {
+        peer: 1,
+        posted_receives: true,
+        reader_flushes: false,
+        stuck_ns: u64::MAX,
+        in_place_share: 128,
+        slow_ns: 1,
+        ungated: false,
+        key_seed: 7,
+    };
+
     #[test]
     fn peers_are_known_by_uid() {
         let (a, _b) = UnixStream::pair().unwrap();
@@ -431,16 +443,7 @@ mod tests {
     #[test]
     #[ignore = "the step fuzz runs this"]
     fn p8_fuzz_no_bytes_of_a_program_make_its_requests_or_a_proxys_answers_panic() {
-        let options = QpOptions {
-            peer: 1,
-            posted_receives: true,
-            reader_flushes: false,
-            stuck_ns: u64::MAX,
-            in_place_share: 128,
-            slow_ns: 1,
-            ungated: false,
-            key_seed: 7,
-        };
+        let options = OPTIONS;
         let (one, qp) = (Incarnation::MIN, QpId(3));
         let session = SessionOffer { tag: 1, own: one, peer: one, epoch: 2, recover_ns: 3 };
         let requests = [

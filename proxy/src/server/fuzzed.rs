@@ -30,6 +30,7 @@ use crate::frame::Frame;
 use crate::frame_socket::FrameSocket;
 use crate::idle::Wake;
 use crate::journal::{Journal, SESSION_BYTES};
+use crate::wire::tests::OPTIONS;
 use crate::wire::{self, Answer, MAX_FDS, Reply, Request, SessionOffer};
 
 const GEOMETRY: Geometry = Geometry {
@@ -148,16 +149,7 @@ fn asks(request: &Request, kinds: &[u8]) -> Vec<u8> {
 
 /// What conversations of programs are.
 fn conversations() -> [Vec<Vec<u8>>; 4] {
-    let options = QpOptions {
-        peer: 1,
-        posted_receives: true,
-        reader_flushes: false,
-        stuck_ns: u64::MAX,
-        in_place_share: 128,
-        slow_ns: 1,
-        ungated: false,
-        key_seed: 7,
-    };
+    let options = OPTIONS;
     let (one, qp) = (Incarnation::MIN, QpId(0));
     let session = SessionOffer { tag: 1, own: one, peer: one, epoch: 1, recover_ns: 1_000_000 };
     let add = |session: Option<SessionOffer>, bells| Request::AddQp {
