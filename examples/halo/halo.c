@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A halo exchange: a Jacobi iteration over a grid whose rows are divided among the ranks. It runs twice, and both results are
+ * A halo exchange: a Jacobi iteration over a grid of cells, of which each rank has a cube. It runs twice, and both results are
  * compared with the one that this program computes alone:
  *
- *   push    kernels are launched ahead, without the host between; they push edge rows to their neighbours, and wait for theirs
- *   memcpy  after each step the host copies the edge rows out of the device (cudaMemcpy), sends them, and copies in what came
+ *   push    kernels are launched ahead, without the host between; they push edge planes to their neighbours, and wait for theirs
+ *   memcpy  after each step the host copies the edge planes out of the device (cudaMemcpy), sends them, and copies in what came
  *
  *     cc -std=c99 halo.c $(pkg-config --cflags --libs pushgate) -o halo && ./run.sh ./halo
  */
@@ -17,12 +17,14 @@
 
 #include <pushgate/pushgate.h>
 
-enum { MAX_RANKS = 64, MAX_STEPS = 10000, MAX_BLOCKS = 64, AHEAD = 4 };
+#include "cells.h"
+
+enum { MAX_RANKS = 64, MAX_STEPS = 10000, MAX_BLOCKS = 1024, THREADS = 512, AHEAD = 2, MAX_PARTS = 16, PART_CELLS = 1024 };
 
 /* `struct halo_params` of halo.cu: the same fields in the same order. */
 struct halo_params {
 	uint64_t above, below, from, to, inbox, result;
-	uint32_t above_rkey, below_rkey, rows, columns, step, pushes;
+	uint32_t above_rkey, below_rkey, planes, side, parts, step, pushes;
 };
 
 static void check(const char *what, int code)
@@ -50,7 +52,10 @@ static struct {
 	pushgate_stream *stream;
 	pushgate_memory *grids[2], *inbox, *landing, *result;
 	struct neighbour above, below;
-	uint32_t rank, ranks, rows, columns, steps, blocks, threads, first;
+	/* Cells along each edge of a rank's cube, cells of a plane, bytes of the cube. */
+	uint32_t side, plane;
+	size_t bytes;
+	uint32_t rank, ranks, steps, blocks, parts, threads;
 } h;
 
 static double seconds(void)
@@ -74,52 +79,6 @@ static uint32_t number(const char *name, uint32_t otherwise, uint32_t most)
 	return (uint32_t)value;
 }
 
-/* The grid before the first step. */
-static float first_value(uint32_t row, uint32_t column)
-{
-	return (float)((row * 31u + column * 17u) % 101u);
-}
-
-/* Rank x has rows from x * all / ranks on. */
-static uint32_t first_row(uint32_t rank, uint32_t all)
-{
-	return (uint32_t)((uint64_t)all * rank / h.ranks);
-}
-
-/* Computes the whole grid here; returns its last state. */
-static float *alone(uint32_t rows)
-{
-	size_t size = (size_t)rows * h.columns * sizeof(float);
-	float *from = malloc(size), *to = malloc(size), *other;
-	uint32_t step, row, column;
-
-	if (!from || !to) {
-		fprintf(stderr, "halo: no memory\n");
-		exit(EXIT_FAILURE);
-	}
-	for (row = 0; row < rows; row++)
-		for (column = 0; column < h.columns; column++)
-			from[(size_t)row * h.columns + column] = first_value(row, column);
-	for (step = 1; step <= h.steps; step++) {
-		for (row = 0; row < rows; row++) {
-			for (column = 0; column < h.columns; column++) {
-				size_t i = (size_t)row * h.columns + column;
-				float n = row > 0 ? from[i - h.columns] : 0.0f;
-				float s = row + 1 < rows ? from[i + h.columns] : 0.0f;
-				float w = column > 0 ? from[i - 1] : 0.0f;
-				float e = column + 1 < h.columns ? from[i + 1] : 0.0f;
-
-				to[i] = ((n + s) + (w + e)) * 0.25f;
-			}
-		}
-		other = from;
-		from = to;
-		to = other;
-	}
-	free(to);
-	return from;
-}
-
 static void connect_to(struct neighbour *n, uint32_t peer)
 {
 	CHECK(pushgate_queue_pair_create(h.comm, peer, 0, NULL, &n->qp));
@@ -139,20 +98,19 @@ static void close_neighbour(struct neighbour *n)
 	CHECK(pushgate_queue_pair_close(n->qp));
 }
 
-/* Puts the first state into the device, and the neighbours' rows of it into the inbox: those of step 0, so into the even halves. */
-static void begin(const float *rows)
+/* Puts the first state into the device, and the neighbours' planes of it into the inbox: those of step 0, so into the even halves. */
+static void begin(const float *cells)
 {
-	size_t size = (size_t)h.rows * h.columns * sizeof(float);
 	static const uint64_t none[MAX_BLOCKS];
-	uint32_t column;
+	uint32_t within;
 	void *inbox;
 
-	CHECK(pushgate_memory_write(h.grids[0], 0, rows, size));
+	CHECK(pushgate_memory_write(h.grids[0], 0, cells, h.bytes));
 	CHECK(pushgate_memory_write(h.result, 0, none, h.blocks * sizeof none[0]));
 	CHECK(pushgate_memory_address(h.inbox, NULL, &inbox, NULL));
-	for (column = 0; column < h.columns; column++) {
-		((float *)inbox)[column] = first_value(h.first - 1, column);
-		((float *)inbox)[2 * h.columns + column] = first_value(h.first + h.rows, column);
+	for (within = 0; within < h.plane; within++) {
+		((float *)inbox)[within] = first_value(h.rank * h.side - 1, within);
+		((float *)inbox)[2 * h.plane + within] = first_value((h.rank + 1) * h.side, within);
 	}
 	CHECK(pushgate_comm_barrier(h.comm));
 }
@@ -160,7 +118,7 @@ static void begin(const float *rows)
 static void launch(uint32_t step, uint32_t pushes, pushgate_kernel **kernel)
 {
 	pushgate_launch_options shape = {sizeof shape, h.blocks, h.threads, 0, PUSHGATE_LAUNCH_COOPERATING};
-	struct halo_params p = {h.above.address, h.below.address, 0, 0, 0, 0, h.above.rkey, h.below.rkey, h.rows, h.columns, step, pushes};
+	struct halo_params p = {h.above.address, h.below.address, 0, 0, 0, 0, h.above.rkey, h.below.rkey, h.side, h.side, h.parts, step, pushes};
 
 	CHECK(pushgate_memory_address(h.grids[(step + 1) % 2], &p.from, NULL, NULL));
 	CHECK(pushgate_memory_address(h.grids[step % 2], &p.to, NULL, NULL));
@@ -191,24 +149,24 @@ static void by_push(void)
 	}
 }
 
-/* Sends an edge row of a step to a neighbour: `half` is where the neighbour has it. */
-static void send_row(struct neighbour *n, uint32_t step, uint32_t row, uint32_t half)
+/* Sends an edge plane of a step to a neighbour: `half` is where the neighbour has it. */
+static void send_plane(struct neighbour *n, uint32_t step, uint32_t plane, uint32_t half)
 {
-	size_t bytes = h.columns * sizeof(float);
+	size_t bytes = h.plane * sizeof(float);
 	static float *buffer;
 
 	if (!n->host)
 		return;
 	if (!buffer && !(buffer = malloc(bytes)))
 		exit(EXIT_FAILURE);
-	CHECK(pushgate_memory_read(h.grids[step % 2], row * bytes, buffer, bytes));
+	CHECK(pushgate_memory_read(h.grids[step % 2], plane * bytes, buffer, bytes));
 	CHECK(pushgate_host_end_put(n->host, n->host_rkey, half * bytes, buffer, bytes, 0, step));
 }
 
-/* Takes a neighbour's row of a step. */
-static void take_row(struct neighbour *n, uint32_t step, uint32_t half)
+/* Takes a neighbour's plane of a step. */
+static void take_plane(struct neighbour *n, uint32_t step, uint32_t half)
 {
-	size_t bytes = h.columns * sizeof(float);
+	size_t bytes = h.plane * sizeof(float);
 	void *from, *to;
 
 	if (!n->host)
@@ -230,24 +188,24 @@ static void by_memcpy(void)
 		launch(step, 0, &kernel);
 		CHECK(pushgate_kernel_wait(kernel, PUSHGATE_FOREVER));
 		CHECK(pushgate_kernel_close(kernel));
-		send_row(&h.above, step, 0, 2 + step % 2);
-		send_row(&h.below, step, h.rows - 1, step % 2);
-		take_row(&h.above, step, step % 2);
-		take_row(&h.below, step, 2 + step % 2);
+		send_plane(&h.above, step, 0, 2 + step % 2);
+		send_plane(&h.below, step, h.side - 1, step % 2);
+		take_plane(&h.above, step, step % 2);
+		take_plane(&h.below, step, 2 + step % 2);
 	}
 }
 
 /* Runs one way; says how long it took, and compares. */
-static int run(const char *name, void (*way)(void), const float *rows, const float *right)
+static int run(const char *name, void (*way)(void), const float *cells, const float *right)
 {
-	size_t size = (size_t)h.rows * h.columns * sizeof(float), i;
+	size_t i;
 	uint64_t result[MAX_BLOCKS];
-	float *state = malloc(size);
+	float *state = malloc(h.bytes);
 	double start, took;
 
 	if (!state)
 		exit(EXIT_FAILURE);
-	begin(rows);
+	begin(cells);
 	start = seconds();
 	way();
 	took = seconds() - start;
@@ -258,8 +216,8 @@ static int run(const char *name, void (*way)(void), const float *rows, const flo
 			return EXIT_FAILURE;
 		}
 	}
-	CHECK(pushgate_memory_read(h.grids[h.steps % 2], 0, state, size));
-	for (i = 0; i < (size_t)h.rows * h.columns; i++) {
+	CHECK(pushgate_memory_read(h.grids[h.steps % 2], 0, state, h.bytes));
+	for (i = 0; i < h.bytes / sizeof(float); i++) {
 		if (memcmp(&state[i], &right[i], sizeof(float)) != 0) {
 			fprintf(stderr, "halo: rank %u, %s: value %lu is %g, expected %g\n", (unsigned)h.rank, name, (unsigned long)i, state[i], right[i]);
 			return EXIT_FAILURE;
@@ -268,7 +226,7 @@ static int run(const char *name, void (*way)(void), const float *rows, const flo
 	free(state);
 	CHECK(pushgate_comm_barrier(h.comm));
 	if (h.rank == 0)
-		printf("%-6s right after %u steps, %.1f us a step\n", name, (unsigned)h.steps, took / h.steps * 1e6);
+		printf("%-6s %u^3 cells a rank, right after %u steps, %.1f us a step\n", name, (unsigned)h.side, (unsigned)h.steps, took / h.steps * 1e6);
 	fflush(stdout);
 	return EXIT_SUCCESS;
 }
@@ -276,8 +234,8 @@ static int run(const char *name, void (*way)(void), const float *rows, const flo
 int main(int count, char **arguments)
 {
 	pushgate_context_options options = {sizeof options, NULL, 0, PUSHGATE_CONTEXT_FOR_RANK, 0};
-	uint32_t all, keys[4 * MAX_RANKS], mine[4] = {0, 0, 0, 0}, row, column, device, fits;
-	float *rows, *whole;
+	uint32_t keys[4 * MAX_RANKS], mine[4] = {0, 0, 0, 0}, device, fits;
+	float *cells, *whole;
 	int done;
 
 	if (count != 2) {
@@ -286,29 +244,35 @@ int main(int count, char **arguments)
 	}
 	CHECK(pushgate_context_create(&options, &h.context));
 	CHECK(pushgate_context_device(h.context, &device));
-	all = number("HALO_ROWS", device == PUSHGATE_DEVICE_CPU ? 64 : 4096, 1 << 16);
-	h.columns = number("HALO_COLUMNS", device == PUSHGATE_DEVICE_CPU ? 256 : 4096, 1 << 14);
-	h.steps = number("HALO_STEPS", device == PUSHGATE_DEVICE_CPU ? 20 : 500, MAX_STEPS);
+	h.side = number("HALO_CELLS", device == PUSHGATE_DEVICE_CPU ? 16 : 256, 512);
+	h.plane = h.side * h.side;
+	h.bytes = (size_t)h.side * h.plane * sizeof(float);
+	h.steps = number("HALO_STEPS", device == PUSHGATE_DEVICE_CPU ? 20 : 100, MAX_STEPS);
 	h.blocks = number("HALO_BLOCKS", device == PUSHGATE_DEVICE_CPU ? 2 : MAX_BLOCKS, MAX_BLOCKS);
-	h.threads = device == PUSHGATE_DEVICE_CPU ? 4 : 256;
+	h.threads = device == PUSHGATE_DEVICE_CPU ? 4 : THREADS;
 	CHECK(pushgate_module_from_file(h.context, arguments[1], &h.module));
 	CHECK(pushgate_module_resident_blocks(h.module, "halo_step", h.threads, 0, &fits));
 	if (h.blocks > fits / AHEAD)
 		h.blocks = fits / AHEAD;
+	/* As many blocks for a plane as each have some of its cells, and as many groups of them as there are planes at most. */
+	h.parts = h.plane / PART_CELLS < MAX_PARTS ? h.plane / PART_CELLS : MAX_PARTS;
+	if (h.parts > h.blocks)
+		h.parts = h.blocks;
+	if (h.parts == 0)
+		h.parts = 1;
+	h.blocks = h.blocks / h.parts < h.side ? h.blocks / h.parts * h.parts : h.side * h.parts;
 	CHECK(pushgate_comm_from_environment(h.context, &h.comm));
 	CHECK(pushgate_comm_rank(h.comm, &h.rank, &h.ranks));
-	if (h.ranks > MAX_RANKS || all / h.ranks < h.blocks) {
-		fprintf(stderr, "halo: %u ranks, expected at most %d, and a row for each of %u blocks\n", (unsigned)h.ranks, MAX_RANKS, (unsigned)h.blocks);
+	if (h.ranks > MAX_RANKS) {
+		fprintf(stderr, "halo: %u ranks, expected at most %d\n", (unsigned)h.ranks, MAX_RANKS);
 		return EXIT_FAILURE;
 	}
-	h.first = first_row(h.rank, all);
-	h.rows = first_row(h.rank + 1, all) - h.first;
 
 	/* Kernels read the inbox, and peers put into it: host memory that the device has mapped. */
-	CHECK(pushgate_memory_alloc_host(h.context, 4 * (size_t)h.columns * sizeof(float), &h.inbox));
-	CHECK(pushgate_memory_alloc_host(h.context, 4 * (size_t)h.columns * sizeof(float), &h.landing));
-	CHECK(pushgate_memory_alloc_device(h.context, (size_t)h.rows * h.columns * sizeof(float), &h.grids[0]));
-	CHECK(pushgate_memory_alloc_device(h.context, (size_t)h.rows * h.columns * sizeof(float), &h.grids[1]));
+	CHECK(pushgate_memory_alloc_host(h.context, 4 * (size_t)h.plane * sizeof(float), &h.inbox));
+	CHECK(pushgate_memory_alloc_host(h.context, 4 * (size_t)h.plane * sizeof(float), &h.landing));
+	CHECK(pushgate_memory_alloc_device(h.context, h.bytes, &h.grids[0]));
+	CHECK(pushgate_memory_alloc_device(h.context, h.bytes, &h.grids[1]));
 	CHECK(pushgate_memory_alloc_device(h.context, h.blocks * sizeof(uint64_t), &h.result));
 	CHECK(pushgate_stream_create(h.context, &h.stream));
 
@@ -335,17 +299,12 @@ int main(int count, char **arguments)
 		h.below.host_rkey = keys[4 * (h.rank + 1) + 1];
 	}
 
-	rows = malloc((size_t)h.rows * h.columns * sizeof(float));
-	if (!rows)
-		return EXIT_FAILURE;
-	for (row = 0; row < h.rows; row++)
-		for (column = 0; column < h.columns; column++)
-			rows[(size_t)row * h.columns + column] = first_value(h.first + row, column);
-	whole = alone(all);
-	done = run("push", by_push, rows, whole + (size_t)h.first * h.columns);
+	cells = first_cells(h.rank * h.side, h.side, h.side);
+	whole = all_cells(h.ranks, h.side, h.steps);
+	done = run("push", by_push, cells, whole + (size_t)h.rank * h.side * h.plane);
 	if (done == EXIT_SUCCESS)
-		done = run("memcpy", by_memcpy, rows, whole + (size_t)h.first * h.columns);
-	free(rows);
+		done = run("memcpy", by_memcpy, cells, whole + (size_t)h.rank * h.side * h.plane);
+	free(cells);
 	free(whole);
 	if (done != EXIT_SUCCESS)
 		return done;
