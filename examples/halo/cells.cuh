@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// A step of the halo exchange for the cells of one column, which halo.cu and nccl.cu share. Who includes it defines HALO_DEVICE.
+// A step of the halo exchange for the cells of one column, which halo.cu and nccl/halo.cu share. They define HALO_DEVICE.
 
 // Writes the cells `within` of planes `first` to `end` of a cube of `planes` planes. `up` and `down` are the planes of the neighbours
 // above and below, or null beyond an edge without a neighbour, where the cells are 0.

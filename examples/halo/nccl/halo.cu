@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// The halo exchange of halo.c over NCCL's send and receive, to compare with: all steps are put into one stream, and the host waits for
+// The halo exchange of ../halo.c over NCCL's send and receive, to compare with: all steps are put into one stream, and the host waits for
 // nothing in between. MPI starts the ranks, a GPU each:
 //
-//     nvcc -O3 nccl.cu -lnccl -lmpi -o halo-nccl && mpirun -np 2 ./halo-nccl
+//     nvcc -O3 halo.cu -lnccl -lmpi -o halo-nccl && mpirun -np 2 ./halo-nccl
 //
 // HALO_CELLS (along each edge of a rank's cube) and HALO_STEPS choose the work. HALO_HOSTS=1 makes each rank a host of its own for NCCL.
 #include <cstring>
@@ -12,10 +12,10 @@
 #include <mpi.h>
 #include <nccl.h>
 
-#include "cells.h"
+#include "../cells.h"
 
 #define HALO_DEVICE static __device__ __forceinline__
-#include "cells.cuh"
+#include "../cells.cuh"
 
 static void ended(const char *what, const char *why)
 {
