@@ -44,7 +44,7 @@ pub(crate) fn start(
             let options =
                 EngineOptions { drive, cpu, alone, mover, stall_report, ..EngineOptions::default() };
             let engine = Engine::start(theirs, options)?;
-            Started { proxy: Arc::new(engine), bell: Doorbell::Thread(bell), watch: None }
+            Started { proxy: Arc::new(engine), bell: Doorbell::Thread(Arc::new(bell)), watch: None }
         }
         ProxyPlace::Process => {
             let trusts = settings.proxy_trusts()?;
@@ -59,7 +59,7 @@ pub(crate) fn start(
 /// What this program's producers ring when they find the engine asleep.
 pub(crate) enum Doorbell {
     /// The eventfd of an engine in this process.
-    Thread(EventFd),
+    Thread(Arc<EventFd>),
     /// The ringer of an engine in the proxy process.
     Process(Arc<RemoteEngine>),
 }

@@ -9,10 +9,12 @@
 //! No code here makes a `&[u8]` or `&mut [u8]` over shared memory, because other processes and
 //! devices write it at any time. Words are atomics; bytes are accessed through a raw pointer.
 
+use std::any::Any;
 use std::ffi::{c_int, c_long, c_uint, c_ulong};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
@@ -38,6 +40,9 @@ const PEERS: &str = "a peer's memory";
 
 /// The remedy when a mapping cannot be kept out of children.
 const DONTFORK: &str = "the kernel must have MADV_DONTFORK, and the sandbox allow it";
+
+/// Keeps a mapping in place for as long as it lives.
+pub type Mapping = Arc<dyn Any + Send + Sync>;
 
 /// Whether memory is to lie in 2 MiB pages (hugetlb).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -138,7 +143,7 @@ impl SharedMemoryBuilder {
             let _ = unsafe { madvise(map.as_mut_ptr().cast(), map.len(), Advice::LinuxHugepage) };
         }
         if self.when_touched {
-            return Ok(SharedMemory { map: OwnedHere::new(map), fd, huge });
+            return Ok(SharedMemory { map: Arc::new(OwnedHere::new(map)), fd, huge });
         }
         match populate(&map, Advice::LinuxPopulateWrite) {
             // An old kernel. The memory is new and no other process has it. Touching huge pages
@@ -148,17 +153,17 @@ impl SharedMemoryBuilder {
                 .map_err(io::Error::from)
                 .map_err(failed("MADV_POPULATE_WRITE", "raise the memory limit or ask for less memory"))?,
         }
-        Ok(SharedMemory { map: OwnedHere::new(map), fd, huge })
+        Ok(SharedMemory { map: Arc::new(OwnedHere::new(map)), fd, huge })
     }
 }
 
 /// Memory that this process may write, and other processes too.
 ///
-/// Mapping and descriptor live as long as the value; address and length never change. May be used
-/// from any thread.
+/// Mapping and descriptor live as long as the value, and the mapping also as long as its [`Mapping`]; address and length never
+/// change. May be used from any thread.
 #[derive(Debug)]
 pub struct SharedMemory {
-    map: OwnedHere<MmapRaw>,
+    map: Arc<OwnedHere<MmapRaw>>,
     fd: OwnedFd,
     huge: bool,
 }
@@ -180,7 +185,7 @@ impl SharedMemory {
     pub fn from_fd(fd: OwnedFd, expected_len: usize) -> Result<SharedMemory, ShimError> {
         let map = Self::map_shared(&fd, expected_len)?;
         populate_peers(&map, Advice::LinuxPopulateWrite, false)?;
-        Ok(SharedMemory { map: OwnedHere::new(map), fd, huge: false })
+        Ok(SharedMemory { map: Arc::new(OwnedHere::new(map)), fd, huge: false })
     }
 
     /// Maps memory of a process of another user, as [`SharedMemory::from_fd`] does, and allocates none of it: a memory control
@@ -191,7 +196,7 @@ impl SharedMemory {
     pub fn from_strangers_fd(fd: OwnedFd, expected_len: usize) -> Result<SharedMemory, ShimError> {
         let map = Self::map_shared(&fd, expected_len)?;
         check_whole(&fd, expected_len)?;
-        Ok(SharedMemory { map: OwnedHere::new(map), fd, huge: false })
+        Ok(SharedMemory { map: Arc::new(OwnedHere::new(map)), fd, huge: false })
     }
 
     /// Maps memory that a peer handed over, as [`SharedMemory::from_fd`] does, and takes huge pages too. For a caller that touches no
@@ -201,7 +206,7 @@ impl SharedMemory {
         let huge = check_sealed(&fd, expected_len)?.huge;
         let map = map_writable(&fd, expected_len)?;
         populate_peers(&map, Advice::LinuxPopulateWrite, huge)?;
-        Ok(SharedMemory { map: OwnedHere::new(map), fd, huge })
+        Ok(SharedMemory { map: Arc::new(OwnedHere::new(map)), fd, huge })
     }
 
     /// Maps memory of normal pages that both processes write.
@@ -234,6 +239,11 @@ impl SharedMemory {
     /// Length in bytes; never 0.
     pub fn len(&self) -> usize {
         self.map.len()
+    }
+
+    /// What keeps the mapping in place without the descriptor: for those who have no other process to share the memory with.
+    pub fn mapping(&self) -> Mapping {
+        self.map.clone()
     }
 
     /// The descriptor that another process maps to share the memory.
@@ -287,11 +297,11 @@ impl Window for SharedMemory {
 
 /// Memory of a peer that this process only reads.
 ///
-/// Mapping and descriptor live as long as the value; address and length never change. May be used
-/// from any thread.
+/// Mapping and descriptor live as long as the value, and the mapping also as long as its [`Mapping`]; address and length never
+/// change. May be used from any thread.
 #[derive(Debug)]
 pub struct ReadOnlyMemory {
-    map: OwnedHere<MmapRaw>,
+    map: Arc<OwnedHere<MmapRaw>>,
     fd: OwnedFd,
 }
 
@@ -309,7 +319,7 @@ impl ReadOnlyMemory {
     pub fn from_fd(fd: OwnedFd, expected_len: usize) -> Result<ReadOnlyMemory, ShimError> {
         let (map, huge) = Self::map(&fd, expected_len)?;
         populate_peers(&map, Advice::LinuxPopulateRead, huge)?;
-        Ok(ReadOnlyMemory { map: OwnedHere::new(map), fd })
+        Ok(ReadOnlyMemory { map: Arc::new(OwnedHere::new(map)), fd })
     }
 
     /// Maps memory of a process of another user, as [`ReadOnlyMemory::from_fd`] does, and allocates none of it, as
@@ -320,7 +330,7 @@ impl ReadOnlyMemory {
         if view_bytes(fd.as_fd()).is_none() {
             check_whole(&fd, expected_len)?;
         }
-        Ok(ReadOnlyMemory { map: OwnedHere::new(map), fd })
+        Ok(ReadOnlyMemory { map: Arc::new(OwnedHere::new(map)), fd })
     }
 
     /// The mapping, and whether it has huge pages.
@@ -354,6 +364,11 @@ impl ReadOnlyMemory {
     /// Length in bytes; never 0.
     pub fn len(&self) -> usize {
         self.map.len()
+    }
+
+    /// What keeps the mapping in place without the descriptor: for those who hand the memory on to nobody.
+    pub fn mapping(&self) -> Mapping {
+        self.map.clone()
     }
 
     /// The descriptor that the peer handed over.

@@ -5,8 +5,10 @@
 //! was forked without exec holds all of its parent's sockets. A pidfd becomes readable when the
 //! process itself ends. A process that is stopped has not ended.
 
+use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, Weak};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
@@ -25,9 +27,22 @@ impl Process {
 
     /// A handle of the process that has a number in our PID namespace now. Reliable only while
     /// something else shows that the process has not ended, because numbers are reused.
-    pub fn of(pid: u32) -> io::Result<Process> {
-        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(ErrorKind::InvalidInput)?;
-        Self::open(pid)
+    ///
+    /// Callers share a handle while the process lives: a rank has many connections to another one, and a limit of descriptors.
+    pub fn of(pid: u32) -> io::Result<Arc<Process>> {
+        static SHARED: Mutex<BTreeMap<u32, Weak<Process>>> = Mutex::new(BTreeMap::new());
+        let number = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(ErrorKind::InvalidInput)?;
+        // Waits for nobody: in a child of fork the lock's holder may be missing, and a handle of one's own does as well.
+        let Ok(mut shared) = SHARED.try_lock() else { return Self::open(number).map(Arc::new) };
+        let there = shared.get(&pid).and_then(Weak::upgrade);
+        // Who has the number of a process that ended is another one.
+        if let Some(process) = there.filter(|process| !process.has_ended()) {
+            return Ok(process);
+        }
+        let process = Arc::new(Self::open(number)?);
+        shared.retain(|_, process| process.strong_count() > 0);
+        shared.insert(pid, Arc::downgrade(&process));
+        Ok(process)
     }
 
     fn open(pid: Pid) -> io::Result<Process> {
@@ -75,6 +90,19 @@ mod tests {
         assert!(process.has_ended());
         child.wait().unwrap();
         assert!(process.has_ended());
+    }
+
+    #[test]
+    fn callers_share_the_handle_of_a_process_until_it_has_ended() {
+        let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+        let [first, second] = [0, 1].map(|_| Process::of(child.id()).unwrap());
+        assert!(Arc::ptr_eq(&first, &second));
+        child.kill().unwrap();
+        poll(&mut [PollFd::new(&first, PollFlags::IN)], None).unwrap();
+        // Before the child is reaped it has its number still.
+        assert!(!Arc::ptr_eq(&first, &Process::of(child.id()).unwrap()));
+        child.wait().unwrap();
+        assert!(Process::of(child.id()).is_err());
     }
 
     #[test]

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use pushgate::copier::HostPlace;
 use pushgate::settings::{CqEvents, NetPath, Transport};
 use pushgate_driver_shim::bell;
-use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::memory::{HugePages, ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::segment::{Geometry, Segment, write_header};
 use pushgate_driver_shim::{ShimError, abi};
@@ -294,16 +293,9 @@ impl Own {
         }
     }
 
-    /// The doorbell that our producer rings. It is requested before there is a queue pair, because
-    /// a failure after that would leave the queue pair in the engine.
-    fn bell(&self, wake: Wake) -> Result<Option<EventFd>> {
-        match wake {
-            Wake::Doorbell => self.lane.bell.try_clone().map(Some).map_err(Failure::system("eventfd")),
-            Wake::Polled => Ok(None),
-        }
-    }
-
-    fn joined(self, qp: QpId, bell: Option<EventFd>) -> Joined {
+    /// What an end becomes whose queue pair an engine drives. `wake`: how the producer wakes the engine.
+    fn joined(self, qp: QpId, wake: Wake) -> Joined {
+        let bell = (wake == Wake::Doorbell).then(|| self.lane.bell.clone());
         let producer = Producer::new(self.geometry, &self.work, &self.control, self.window, bell);
         let (geometry, lane, transport) = (self.geometry, self.lane, self.transport);
         Joined {
@@ -329,8 +321,8 @@ impl Own {
     fn inbound(&self, window: &PeerWindow<'_>) -> Option<Inbound> {
         let (address, bytes, _keep) = match window {
             _ if self.role == Role::Send => return None,
-            PeerWindow::Shared(window) => (window.as_ptr(), window.len(), Arc::clone(window) as Keep),
-            PeerWindow::Mirror(mirror) => (mirror.as_ptr(), mirror.len(), Arc::clone(mirror) as Keep),
+            PeerWindow::Shared(window) => (window.as_ptr(), window.len(), window.mapping()),
+            PeerWindow::Mirror(mirror) => (mirror.as_ptr(), mirror.len(), mirror.mapping()),
         };
         Some(Inbound { address: address.as_ptr() as usize, bytes, _keep })
     }
@@ -344,15 +336,15 @@ impl Own {
                 (Role::Send, _) => {
                     let window = &self.window;
                     let place = gpu.register_for_copies(window.as_ptr(), window.len(), Access::ReadWrite)?;
-                    (place, window.clone() as Keep)
+                    (place, window.mapping())
                 }
                 (Role::Receive, PeerWindow::Shared(window)) => {
                     let place = gpu.register_for_copies(window.as_ptr(), window.len(), Access::ReadOnly)?;
-                    (place, Arc::clone(window) as Keep)
+                    (place, window.mapping())
                 }
                 (Role::Receive, PeerWindow::Mirror(mirror)) => {
                     let place = gpu.register_for_copies(mirror.as_ptr(), mirror.len(), Access::ReadWrite)?;
-                    (place, Arc::clone(mirror) as Keep)
+                    (place, mirror.mapping())
                 }
             };
             let (_registration, _keep) = registered;
@@ -364,7 +356,7 @@ impl Own {
             (Role::Send, _) => match self.pushed.take() {
                 Some(place) => {
                     let at = self.window.as_ptr().as_ptr() as u64;
-                    (vec![registered(place, self.window.clone() as Keep)], Some(at))
+                    (vec![registered(place, self.window.mapping())], Some(at))
                 }
                 None => (Vec::new(), None),
             },
@@ -372,13 +364,11 @@ impl Own {
             (Role::Receive, peer_window) => {
                 let window = match peer_window {
                     PeerWindow::Shared(window) => {
-                        registered(gpu.register_read_only(window)?, Arc::clone(window) as Keep)
+                        registered(gpu.register_read_only(window)?, window.mapping())
                     }
-                    PeerWindow::Mirror(mirror) => {
-                        registered(gpu.register(mirror)?, Arc::clone(mirror) as Keep)
-                    }
+                    PeerWindow::Mirror(mirror) => registered(gpu.register(mirror)?, mirror.mapping()),
                 };
-                let control = registered(gpu.register(&self.control)?, self.control.clone() as Keep);
+                let control = registered(gpu.register(&self.control)?, self.control.mapping());
                 (vec![window, control], None)
             }
         })
@@ -544,13 +534,12 @@ fn join_local(
     let recovers = met.recovers;
     let fds = met.into_fds(own.work.clone(), own.control.clone(), peer_pid);
     let wake = own.lane.wake();
-    let bell = own.bell(wake)?;
     let options = own.options(runtime);
     let endpoint = fds.into_endpoint(options)?;
     let (endpoint, mailbox) = with_recovery(runtime, endpoint, recovers, options.key_seed, again);
     let qp = own.lane.engine.add_qp(endpoint, wake)?;
     let regions = note.gpu.then_some(false);
-    Ok(Joined { mailbox, window: pushed, regions, receives, inbound, registrations, ..own.joined(qp, bell) })
+    Ok(Joined { mailbox, window: pushed, regions, receives, inbound, registrations, ..own.joined(qp, wake) })
 }
 
 /// Has the link of an endpoint replaced when it breaks, where both ends do so: `recovers`. Returns also where the frames of
@@ -609,7 +598,6 @@ fn join_verbs(
     let endpoint =
         Endpoint::new(work, own.control.clone(), own.geometry, peer_geometry, Box::new(link), options)?;
     let (endpoint, mailbox) = with_recovery(runtime, endpoint, recovers, options.key_seed, again);
-    let bell = own.bell(wake)?;
     let qp = own.lane.engine.add_qp(endpoint, wake)?;
     Ok(Joined {
         mailbox,
@@ -623,7 +611,7 @@ fn join_verbs(
         receives,
         inbound,
         registrations,
-        ..own.joined(qp, bell)
+        ..own.joined(qp, wake)
     })
 }
 
@@ -679,10 +667,9 @@ fn join_tcp(
         options,
     )?;
     let (endpoint, mailbox) = with_recovery(runtime, endpoint, recovers, options.key_seed, again);
-    let bell = own.bell(wake)?;
     let qp = own.lane.engine.add_qp(endpoint, wake)?;
     let regions = Some(note.landing != Some(Landing::Host));
-    Ok(Joined { mailbox, window: pushed, regions, receives, inbound, registrations, ..own.joined(qp, bell) })
+    Ok(Joined { mailbox, window: pushed, regions, receives, inbound, registrations, ..own.joined(qp, wake) })
 }
 
 /// The receives that the peer has posted, in the work segment that it handed over.

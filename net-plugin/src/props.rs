@@ -10,7 +10,7 @@ use pushgate_proxy::link::verbs::Device;
 use crate::ffi::types::{MAX_RECVS, PTR_CUDA, PTR_DMABUF, PTR_HOST};
 use crate::plan::Landing;
 
-/// How many connections there may be at once: as many as descriptors allow, at about twelve each.
+/// How many connections there may be at once: as many as descriptors allow, at two or three each.
 pub const MAX_COMMS: c_int = 65536;
 /// The longest message of a queue pair, which is what NCCL is told.
 pub const MAX_BYTES: usize = abi::PUSHGATE_MAX_MESSAGE as usize;

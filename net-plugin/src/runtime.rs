@@ -88,7 +88,7 @@ pub struct Lane {
     pub engine: Arc<Engine>,
     /// What drives the engine.
     drive: Drive,
-    pub bell: EventFd,
+    pub bell: Arc<EventFd>,
     /// Which streams of the lane's connections over TCP can go on.
     pub readiness: Arc<Readiness>,
     /// Dropped before the GPU, because it holds some of the GPU's memory. `None` on lanes for TCP alone too.
@@ -406,7 +406,7 @@ impl Runtime {
     }
 
     fn start_lane(&self, drive: Drive, gpu: Option<Arc<Gpu>>, rdma: Option<OverRdma>) -> Result<Arc<Lane>> {
-        let bell = EventFd::new().map_err(Failure::system("eventfd"))?;
+        let bell = Arc::new(EventFd::new().map_err(Failure::system("eventfd"))?);
         let theirs = bell.try_clone().map_err(Failure::system("eventfd"))?;
         // NCCL posts a receive when it waits for a message.
         let stall_report = StallReport { after: self.loaded.settings.stall_report, receives: true };

@@ -46,6 +46,8 @@ const STOP: u64 = u64::MAX;
 const DIALLED: u64 = u64::MAX - 1;
 /// A thread that dials or reads a greeting has found something, or a socket broke.
 const FOUND: u64 = u64::MAX - 2;
+/// A peer's process has ended.
+const ENDED: u64 = u64::MAX - 3;
 /// Frames that one connection is heard for before the others are heard.
 const TURN: usize = 64;
 /// Breaks the links of this process again and again, each time after so many milliseconds, for tests of their replacement.
@@ -133,12 +135,25 @@ struct Meeting {
     here: Here,
 }
 
+/// A process at the other end of connections. The thread hears of its end as long as this lives.
+struct Watched {
+    process: Arc<Process>,
+    epoll: Arc<OwnedFd>,
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        // A forked child of ours may hold the descriptor, so closing it is not enough.
+        let _ = epoll::delete(&self.epoll, &self.process);
+    }
+}
+
 struct Entry {
     line: Arc<Line>,
     /// What is watched: the line's socket, as long as no other one takes its place.
     stream: Arc<Stream>,
-    /// The peer's process, if it has a number here.
-    process: Option<Process>,
+    /// The peer's process, if it has a number here; that of its other connections too.
+    process: Option<Arc<Watched>>,
     peer: Arc<Peer>,
     qp: QpId,
     engine: Arc<Engine>,
@@ -148,7 +163,7 @@ struct Entry {
 }
 
 struct Shared {
-    epoll: OwnedFd,
+    epoll: Arc<OwnedFd>,
     meeting: Option<Meeting>,
     entries: Mutex<HashMap<u64, Entry>>,
 }
@@ -184,6 +199,29 @@ impl Shared {
                 gone.ends(&self.epoll, &why);
             }
         }
+    }
+
+    /// Takes what peers have sent whose processes have ended, and ends their queue pairs.
+    #[cold]
+    fn hear_of_the_ended(&self) {
+        let ended = |entry: &Entry| entry.process_lives().is_err();
+        let ids: Vec<u64> =
+            self.entries().iter().filter(|(_, entry)| ended(entry)).map(|(id, _)| *id).collect();
+        ids.into_iter().for_each(|id| self.hear(id));
+    }
+
+    /// The process, watched once for all connections to it.
+    fn watched(
+        &self,
+        entries: &HashMap<u64, Entry>,
+        process: Arc<Process>,
+    ) -> rustix::io::Result<Arc<Watched>> {
+        let mut there = entries.values().filter_map(|entry| entry.process.as_ref());
+        if let Some(watched) = there.find(|watched| Arc::ptr_eq(&watched.process, &process)) {
+            return Ok(watched.clone());
+        }
+        epoll::add(&self.epoll, &process, epoll::EventData::new_u64(ENDED), epoll::EventFlags::IN)?;
+        Ok(Arc::new(Watched { process, epoll: self.epoll.clone() }))
     }
 
     /// Breaks every link that can be replaced.
@@ -295,7 +333,7 @@ impl Watch {
                 Some(Meeting { again, finder, bell, here })
             }
         };
-        let shared = Arc::new(Shared { epoll, meeting, entries: Mutex::default() });
+        let shared = Arc::new(Shared { epoll: Arc::new(epoll), meeting, entries: Mutex::default() });
         let theirs = shared.clone();
         let every = [BREAK_LINKS, CUT_SOCKETS].map(every);
         let thread = std::thread::Builder::new()
@@ -328,10 +366,11 @@ impl Watch {
             None => Hears::Farewell(Vec::new()),
         };
         let engine = engine.clone();
-        self.add_entry(Entry { line, stream, process, peer, qp, engine, hears, renewed: None })
+        let entry = Entry { line, stream, process: None, peer, qp, engine, hears, renewed: None };
+        self.add_entry(entry, process)
     }
 
-    fn add_entry(&self, mut entry: Entry) -> Result<u64> {
+    fn add_entry(&self, mut entry: Entry, process: Option<Arc<Process>>) -> Result<u64> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let line = entry.line.clone();
         let renewal = line.renewal();
@@ -340,17 +379,12 @@ impl Watch {
             Renewed { key, received: 0, farewells: 0, broken: None }
         });
         let mut entries = self.shared.entries();
-        let (epoll, failed) = (&self.shared.epoll, Failure::system("watching a connection"));
-        // Each event has the same number: what it tells is found by looking at all of the connection.
-        let data = epoll::EventData::new_u64(id);
-        let mut added = epoll::add(epoll, entry.stream.as_fd(), data, entry.events());
-        if let (Ok(()), Some(process)) = (added, &entry.process) {
-            added = epoll::add(epoll, process, data, epoll::EventFlags::IN);
-        }
-        if let Err(e) = added {
-            entry.unwatch(epoll);
-            return Err(failed(e));
-        }
+        let watch = |entries: &HashMap<u64, Entry>| {
+            entry.process = process.map(|process| self.shared.watched(entries, process)).transpose()?;
+            let data = epoll::EventData::new_u64(id);
+            epoll::add(&self.shared.epoll, entry.stream.as_fd(), data, entry.events())
+        };
+        watch(&entries).map_err(Failure::system("watching a connection"))?;
         if let (Some(renewal), Some(renewed)) = (renewal, &entry.renewed) {
             renewal.own.open(renewed.key);
         }
@@ -429,6 +463,7 @@ fn run(shared: &Shared, found: &Receiver<Found>, every: [Option<Duration>; 2]) {
             match (id, &shared.meeting) {
                 (STOP, _) => return,
                 (DIALLED, Some(meeting)) => meeting.again.accept(&meeting.finder),
+                (ENDED, _) => shared.hear_of_the_ended(),
                 (FOUND, Some(meeting)) => {
                     meeting.bell.drain();
                     found.try_iter().for_each(|found| shared.meet_again(meeting, found));
@@ -440,12 +475,9 @@ fn run(shared: &Shared, found: &Receiver<Found>, every: [Option<Duration>; 2]) {
 }
 
 impl Entry {
-    /// A forked child of ours may hold both descriptors, so closing them is not enough.
+    /// A forked child of ours may hold the descriptor, so closing it is not enough.
     fn unwatch(&self, epoll: &OwnedFd) {
         let _ = epoll::delete(epoll, self.stream.as_fd());
-        if let Some(process) = &self.process {
-            let _ = epoll::delete(epoll, process);
-        }
     }
 
     /// Ends the queue pair: the peer is gone, or breaks the protocol.
@@ -596,7 +628,7 @@ impl Entry {
 
     /// Fails if the peer's process has ended, of which all that was sent has been read.
     fn process_lives(&self) -> io::Result<()> {
-        match self.process.as_ref().is_some_and(Process::has_ended) {
+        match self.process.as_ref().is_some_and(|watched| watched.process.has_ended()) {
             true => Err(io::Error::other("the peer's process has ended")),
             false => Ok(()),
         }

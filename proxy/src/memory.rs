@@ -2,20 +2,19 @@
 //! mapping alive, and addresses of payload.
 
 use std::alloc::Layout;
-use std::any::Any;
 use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use pushgate_driver_shim::abi;
-use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
+use pushgate_driver_shim::memory::{Mapping, ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::window::{Piece, Window};
 
 use crate::watch::Watch;
 
 /// Keeps a mapping in place for as long as it lives.
-pub type Keep = Arc<dyn Any + Send + Sync>;
+pub type Keep = Mapping;
 
 /// Memory that an engine shares with a device, wherever it comes from: what a segment lies in.
 #[derive(Clone)]
@@ -78,7 +77,7 @@ impl Mapped {
 impl From<&Arc<SharedMemory>> for Mapped {
     fn from(memory: &Arc<SharedMemory>) -> Self {
         let (address, bytes) = (memory.as_ptr().as_ptr() as usize, memory.len());
-        Mapped { address, bytes, keep: memory.clone(), io_memory: false }
+        Mapped { address, bytes, keep: memory.mapping(), io_memory: false }
     }
 }
 
@@ -91,7 +90,7 @@ impl From<Arc<SharedMemory>> for Mapped {
 impl From<&Arc<ReadOnlyMemory>> for Mapped {
     fn from(memory: &Arc<ReadOnlyMemory>) -> Self {
         let (address, bytes) = (memory.as_ptr().as_ptr() as usize, memory.len());
-        Mapped { address, bytes, keep: memory.clone(), io_memory: false }
+        Mapped { address, bytes, keep: memory.mapping(), io_memory: false }
     }
 }
 

@@ -5,6 +5,7 @@
 //! waits. The only system call rings the doorbell of an engine that says that it sleeps.
 
 use std::cell::Cell;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use pushgate_driver_shim::abi;
@@ -66,7 +67,7 @@ pub struct Producer {
     window: Mapped,
     work: WorkOfDevice,
     control: ControlAtDevice,
-    bell: Option<EventFd>,
+    bell: Option<Arc<EventFd>>,
     /// Units of the window, from its beginning, among which payload is placed.
     usable: u64,
     slots: u64,
@@ -92,7 +93,7 @@ impl Producer {
         work: impl Into<Mapped>,
         control: impl Into<Mapped>,
         window: impl Into<Mapped>,
-        bell: Option<EventFd>,
+        bell: Option<Arc<EventFd>>,
     ) -> Self {
         let (g, window) = (&geometry, window.into());
         assert!(window.bytes() >= UNIT << g.window_log, "a window of {} bytes", window.bytes());
@@ -115,8 +116,8 @@ impl Producer {
     }
 
     /// Sets the engine's doorbell.
-    pub fn set_bell(&mut self, bell: Option<EventFd>) {
-        self.bell = bell;
+    pub fn set_bell(&mut self, bell: Option<impl Into<Arc<EventFd>>>) {
+        self.bell = bell.map(Into::into);
     }
 
     /// Rings the engine if the engine sleeps. Call this once behind a batch of `publish`, `post_recv` and `release`; an

@@ -58,12 +58,12 @@ impl QueuePair {
         let Doorbell::Thread(bell) = &self.context.inner.bell else {
             return Err(self.context.settings().refused("proxy", "thread for an end of the host"));
         };
-        let bell = bell.try_clone().map_err(Error::io("eventfd"))?;
         // Relaxed: the flag orders nothing, it is only taken once.
         if self.host_end.swap(true, Ordering::Relaxed) {
             return Err(Error::config("host_end", "a second one", "one for each queue pair, made once"));
         }
-        let producer = Producer::new(*geometry, work.clone(), control.clone(), window.clone(), Some(bell));
+        let producer =
+            Producer::new(*geometry, work.clone(), control.clone(), window.clone(), Some(bell.clone()));
         Ok(HostEnd { producer, held: None, qp: self.clone() })
     }
 }

@@ -201,7 +201,7 @@ impl Copier {
         let seen = shared.clone();
         let watch = thread::Builder::new()
             .name("pushgate-copier".to_owned())
-            .spawn(move || watch(&seen, &watched, process.as_ref()))
+            .spawn(move || watch(&seen, &watched, process.as_deref()))
             .map_err(io)?;
         Ok(Copier { shared, watch: Some(watch) })
     }

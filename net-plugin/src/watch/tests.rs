@@ -14,32 +14,38 @@ use crate::socket::Renewal;
 use crate::testing::until;
 
 #[test]
-fn p7_a_peer_whose_process_has_ended_is_lost_though_its_socket_is_open() {
-    let bell = EventFd::new().unwrap();
-    let engine = Engine::start(bell, EngineOptions::default()).unwrap();
+fn p7_a_peer_whose_process_has_ended_is_lost_on_all_connections_though_their_sockets_are_open() {
+    let engine = Arc::new(Engine::start(EventFd::new().unwrap(), EngineOptions::default()).unwrap());
     let watch = Watch::start(None).unwrap();
-    // As where a forked child of the peer holds the other end.
-    let (ours, _theirs) = UnixStream::pair().unwrap();
     let mut peer = Command::new("sleep").arg("600").spawn().unwrap();
-    let line = Arc::new(Line::new(Stream::Unix(ours.into())));
-    let entry = Entry {
-        stream: line.stream(),
-        line,
-        process: Some(Process::of(peer.id()).unwrap()),
-        peer: Arc::default(),
-        qp: QpId(0),
-        engine: Arc::new(engine),
-        hears: Hears::Farewell(Vec::new()),
-        renewed: None,
-    };
-    watch.add_entry(entry).unwrap();
-    assert_eq!(watch.shared.entries().len(), 1);
+    // As where a forked child of the peer holds the other ends.
+    let (mut ids, mut theirs) = (Vec::new(), Vec::new());
+    for process in [Some(peer.id()), None, Some(peer.id()), Some(peer.id())] {
+        let (ours, other) = UnixStream::pair().unwrap();
+        let line = Arc::new(Line::new(Stream::Unix(ours.into())));
+        let entry = Entry {
+            stream: line.stream(),
+            line,
+            process: None,
+            peer: Arc::default(),
+            qp: QpId(0),
+            engine: engine.clone(),
+            hears: Hears::Farewell(Vec::new()),
+            renewed: None,
+        };
+        ids.push(watch.add_entry(entry, process.map(|pid| Process::of(pid).unwrap())).unwrap());
+        theirs.push(other);
+    }
+    // The first connection that was watched ends; the others' process is watched all the same.
+    watch.remove(ids[0]);
+    assert_eq!(watch.shared.entries().len(), 3);
     peer.kill().unwrap();
     let begin = Instant::now();
-    while !watch.shared.entries().is_empty() {
-        assert!(begin.elapsed() < Duration::from_secs(120), "its queue pair goes on");
+    while watch.shared.entries().len() > 1 {
+        assert!(begin.elapsed() < Duration::from_secs(120), "their queue pairs go on");
         std::thread::yield_now();
     }
+    assert!(watch.shared.entries().contains_key(&ids[1]), "a connection to somebody else");
     peer.wait().unwrap();
 }
 
@@ -58,7 +64,7 @@ fn with_frames(watch: &Watch) -> (Arc<Line>, Channel) {
         hears: Hears::Frames(Channel::of(line.clone()), Mailbox::default()),
         renewed: None,
     };
-    watch.add_entry(entry).unwrap();
+    watch.add_entry(entry, None).unwrap();
     (line, Channel::new(Stream::Unix(theirs.into())))
 }
 

@@ -7,7 +7,7 @@
 
 use std::ffi::{c_int, c_ulong};
 use std::io;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::process::Process;
@@ -51,7 +51,7 @@ pub trait PeerProcess: Send {
 pub struct HostProcess {
     pid: u32,
     /// The process that had the number at first. The kernel gives the number to another process once that one has ended.
-    first: Result<Process, Errno>,
+    first: Result<Arc<Process>, Errno>,
 }
 
 impl HostProcess {

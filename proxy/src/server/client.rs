@@ -52,7 +52,7 @@ pub(super) struct Guest {
     /// With what the connection takes of its user's.
     pub(super) stream: PeerStream,
     /// The process at the other end, where it has a number here.
-    pub(super) process: Option<Process>,
+    pub(super) process: Option<Arc<Process>>,
     /// The user at the other end.
     pub(super) uid: u32,
     /// The connection's number.
@@ -81,7 +81,7 @@ pub(super) fn attend(server: &Server, guest: Guest) {
         Err(why) => return limited!(info, uid, client = number, "left without an engine: {why}"),
     };
     // Whatever state a panic leaves in the client, the client is only dropped afterwards.
-    let end = catch_unwind(AssertUnwindSafe(|| client.answer(&options.stop, stream, process.as_ref())))
+    let end = catch_unwind(AssertUnwindSafe(|| client.answer(&options.stop, stream, process.as_deref())))
         .unwrap_or_else(|_| End::Lost("a panic, which is a bug of the proxy".into()));
     let ends = |code| client.engine.fail(None, Status::new(code));
     match &end {

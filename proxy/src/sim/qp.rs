@@ -61,7 +61,7 @@ impl Memory {
 
     /// The program's producer. `bell` wakes the engine, where the engine can block.
     pub(super) fn producer(&self, bell: Option<EventFd>) -> Producer {
-        Producer::new(self.geometry, &self.work, &self.control, &self.window, bell)
+        Producer::new(self.geometry, &self.work, &self.control, &self.window, bell.map(Arc::new))
     }
 }
 

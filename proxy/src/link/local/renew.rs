@@ -298,7 +298,7 @@ mod tests {
         a = a.with_segments(Box::new(move |bytes| {
             let memory = SharedMemory::builder("renew-test", bytes).huge_pages(HugePages::Never);
             let memory = Arc::new(memory.create()?);
-            theirs.lock().unwrap().push(Arc::downgrade(&memory));
+            theirs.lock().unwrap().push(Arc::downgrade(&memory.mapping()));
             Ok(memory)
         }));
         let kept = || made.lock().unwrap().iter().filter(|m| m.strong_count() > 0).count();

@@ -5,11 +5,9 @@
 //! a place in the mirror or in a region of this end, and nothing else is written.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use pushgate_driver_shim::abi;
-use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_driver_shim::record::{Opcode, Record, RecordWords};
 use pushgate_driver_shim::segment::Geometry;
 
@@ -25,7 +23,7 @@ use crate::session::Status;
 pub struct Mirror {
     address: usize,
     units: u64,
-    _memory: Arc<SharedMemory>,
+    _memory: Mapped,
 }
 
 impl Mirror {
@@ -34,9 +32,10 @@ impl Mirror {
     /// # Panics
     ///
     /// If the memory is shorter than the window.
-    pub fn new(memory: Arc<SharedMemory>, peer: &Geometry) -> Self {
-        assert!(memory.len() >= peer.window_bytes());
-        Mirror { address: memory.as_ptr().as_ptr() as usize, units: 1 << peer.window_log, _memory: memory }
+    pub fn new(memory: impl Into<Mapped>, peer: &Geometry) -> Self {
+        let memory = memory.into();
+        assert!(memory.bytes() >= peer.window_bytes());
+        Mirror { address: memory.address(), units: 1 << peer.window_log, _memory: memory }
     }
 
     /// Host address of `units` units at `unit`, if they lie within it.

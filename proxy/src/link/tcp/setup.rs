@@ -7,13 +7,13 @@ use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_driver_shim::versions::{ABI, Versions};
-use pushgate_driver_shim::window::Window;
 use serde::{Deserialize, Serialize};
 
 use super::frame::MOST_PAYLOAD;
 use super::inbox::{Inbox, Mirror};
 use super::meeting::{Meeting, Place};
 use super::tcp_link::{TcpLink, Terms};
+use crate::memory::Mapped;
 use crate::receives::{MOST_AHEAD, PostedReceives};
 
 /// Versions of offers and frames that this build speaks.
@@ -67,7 +67,7 @@ pub struct Offer {
 pub struct TcpOpening {
     config: Config,
     geometry: Geometry,
-    window: Arc<dyn Window>,
+    window: Mapped,
     meeting: Box<dyn Meeting>,
     place: Place,
     recovers: bool,
@@ -77,7 +77,7 @@ pub struct TcpOpening {
 /// This end over TCP, once it knows what the peer offers. Its streams are on their way.
 pub struct TcpPrepared {
     terms: Terms,
-    window: Arc<dyn Window>,
+    window: Mapped,
     meeting: Box<dyn Meeting>,
     mirror: Arc<SharedMemory>,
 }
@@ -87,13 +87,14 @@ impl TcpOpening {
     pub fn new(
         config: Config,
         geometry: Geometry,
-        window: Arc<dyn Window>,
+        window: impl Into<Mapped>,
         mut meeting: Box<dyn Meeting>,
     ) -> Result<Self, String> {
         geometry.validate().map_err(|e| e.to_string())?;
         let place = meeting.offer()?;
         let (streams, ahead) = (config.streams.clamp(1, MOST_STREAMS), config.ahead.min(MOST_AHEAD));
         let config = Config { streams, ahead, ..config };
+        let window = window.into();
         Ok(TcpOpening { config, geometry, window, meeting, place, recovers: false, part: MOST_PAYLOAD })
     }
 

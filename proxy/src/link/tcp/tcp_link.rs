@@ -7,7 +7,6 @@ mod renewing;
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
@@ -15,7 +14,6 @@ use pushgate_driver_shim::abi;
 use pushgate_driver_shim::limited;
 use pushgate_driver_shim::record::{Record, RecordWords};
 use pushgate_driver_shim::segment::Geometry;
-use pushgate_driver_shim::window::Window;
 
 use self::renewing::Next;
 use super::inbox::Inbox;
@@ -27,6 +25,7 @@ use crate::gate::{Budget, Permit};
 use crate::inbound::MOST_COPIES;
 use crate::link::copies::Copies;
 use crate::link::{Arrival, Link, LinkDown, PeerCounts, Renew, Waking};
+use crate::memory::Mapped;
 use crate::receives::{PeerReceive, PeerReceives};
 
 /// How often bytes are sent and received in a row before other queue pairs have their turn.
@@ -104,7 +103,7 @@ pub struct TcpLink {
     meeting: Box<dyn Meeting>,
     next: Next,
     terms: Terms,
-    window: Arc<dyn Window>,
+    window: Mapped,
     sources: BTreeMap<u32, Source>,
     copies: Copies,
     /// The peer's posted receives, if the peer posts any; for each message in flight the receive that it has taken.
@@ -158,12 +157,7 @@ pub struct TcpLink {
 
 impl TcpLink {
     /// A link whose streams `meeting` is about to bring. The inbox belongs to the peer that `terms` names.
-    pub(super) fn new(
-        terms: Terms,
-        window: Arc<dyn Window>,
-        inbox: Inbox,
-        meeting: Box<dyn Meeting>,
-    ) -> Self {
+    pub(super) fn new(terms: Terms, window: Mapped, inbox: Inbox, meeting: Box<dyn Meeting>) -> Self {
         let slots = 1usize << terms.geometry.link_log;
         let (log, ahead) = (terms.peer_geometry.rx_log, terms.goes_ahead);
         let peer_receives = terms.peer_posts_receives.then(|| PeerReceives::new(log, ahead));

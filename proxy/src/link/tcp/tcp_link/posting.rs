@@ -60,8 +60,8 @@ impl TcpLink {
             (true, false) => {
                 let offset = (r.place as usize) << abi::PUSHGATE_UNIT_LOG;
                 // The engine checked that it lies in the window.
-                assert!(offset + r.length as usize <= self.window.len());
-                Piece { address: self.window.as_ptr().as_ptr() as usize + offset, bytes: r.length as usize }
+                assert!(offset + r.length as usize <= self.window.bytes());
+                Piece { address: self.window.address() + offset, bytes: r.length as usize }
             }
         };
         // What the peer copies to a region comes after what goes there straight. Over several streams also what goes
