@@ -303,17 +303,26 @@ fn a_thousand_connections_leave_nothing_behind() {
     run_with(command(&format!("many --times {} --version 8", times(50, 4))), &[]);
 }
 
-/// A window is as large as many messages, and most connections of a communicator carry few or none.
-#[test]
-fn a_connection_over_tcp_that_was_not_used_holds_little_memory() {
-    let mut growth = command("growth --times 32");
-    growth.envs([("PUSHGATE_QP", "tcp"), ("PUSHGATE_HOST", "127.0.0.1")]);
+/// What `growth` says of an end that was not used: descriptors, and KiB of memory.
+fn held(transport: &str, connections: u32) -> [f64; 2] {
+    let mut growth = command(&format!("growth --times {connections}"));
+    growth.envs([("PUSHGATE_QP", transport), ("PUSHGATE_HOST", "127.0.0.1")]);
     let output = output(&mut growth, limit());
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
-    let kib = said.split(" KiB").next().and_then(|before| before.rsplit(' ').next()?.parse::<u64>().ok());
-    // Half of the ends send, through windows of 4 MiB.
-    assert!(kib.is_some_and(|kib| kib < 512), "{said}");
+    let number = |unit| said.split(unit).next()?.rsplit(' ').next()?.parse().ok();
+    [" descriptors", " KiB"].map(|unit| number(unit).unwrap_or_else(|| panic!("{said}")))
+}
+
+/// A window is as large as many messages, and most connections of a communicator carry few or none. The usual limit of
+/// descriptors is 1,024.
+#[test]
+fn a_connection_that_was_not_used_holds_little_memory_over_tcp_and_few_descriptors() {
+    let [descriptors, kib] = held("tcp", 32);
+    // Half of the ends send, through windows of 4 MiB. The process's threads have some descriptors, too.
+    assert!(kib < 512.0 && descriptors < 4.0, "{descriptors} descriptors, {kib} KiB");
+    let [descriptors, _] = held("local", 32);
+    assert!(descriptors < 4.0, "{descriptors} descriptors");
 }
 
 /// Ranks as processes with one thread each, and ranks as threads of one process with four each.
