@@ -6,7 +6,7 @@ use std::time::Duration;
 use pushgate_driver_shim::fork::Forked;
 use pushgate_driver_shim::kmod::KmodError;
 use pushgate_driver_shim::log::Foreign;
-use pushgate_driver_shim::{ShimError, abi};
+use pushgate_driver_shim::{ShimError, abi, limits};
 use pushgate_gpu_kernels::DeviceError;
 use pushgate_proxy::endpoint::EndpointError;
 use pushgate_proxy::engine::EngineError;
@@ -14,7 +14,6 @@ use pushgate_proxy::link::verbs::VerbsError;
 use pushgate_proxy::session::Status;
 use pushgate_proxy::status::link_cause;
 pub use pushgate_proxy::status::status_name;
-use rustix::process::{Resource, getrlimit};
 
 use crate::origin::Origin;
 
@@ -124,7 +123,7 @@ pub enum Error {
     #[error(transparent)]
     Device(DeviceError),
     /// Memory, sockets, files.
-    #[error("{what}: {source}{}", files(source))]
+    #[error("{what}: {source}{}", remedy(source))]
     Io {
         /// What was tried.
         what: String,
@@ -350,20 +349,13 @@ impl fmt::Display for After<'_> {
     }
 }
 
-/// The detail of a *link down* status in words.
-/// What to do about a limit of open files that is reached; empty for another error.
-fn files(source: &std::io::Error) -> String {
-    if rustix::io::Errno::from_io_error(source) != Some(rustix::io::Errno::MFILE) {
-        return String::new();
-    }
-    let limit = getrlimit(Resource::Nofile);
-    let number = |limit: Option<u64>| limit.map_or("unlimited".into(), |n| n.to_string());
-    format!(
-        "; the limit of open files is {}, and the system lets this process raise it to {} (ulimit -n); a queue pair holds \
-         about ten",
-        number(limit.current),
-        number(limit.maximum)
-    )
+/// What to do about a limit of the system that is reached, or a refusal; empty for another error.
+fn remedy(source: &std::io::Error) -> String {
+    let per_queue_pair = match rustix::io::Errno::from_io_error(source) {
+        Some(rustix::io::Errno::MFILE) => "; a queue pair holds about six files",
+        _ => "",
+    };
+    limits::added(limits::remedy(source).map(|remedy| remedy + per_queue_pair))
 }
 
 #[cfg(test)]
@@ -402,10 +394,8 @@ mod tests {
     #[test]
     fn a_limit_of_open_files_that_is_reached_is_said_with_the_remedy() {
         let error = |errno: rustix::io::Errno| Error::io("a descriptor")(errno.into()).to_string();
-        let limit = getrlimit(Resource::Nofile).current.expect("a process has one");
         let said = error(rustix::io::Errno::MFILE);
-        assert!(said.contains(&format!("the limit of open files is {limit},")), "{said}");
-        assert!(said.contains("ulimit -n"), "{said}");
+        assert!(said.contains("the limit of open files is ") && said.contains("ulimit -n"), "{said}");
         assert!(!error(rustix::io::Errno::NOENT).contains("limit"));
     }
 

@@ -13,6 +13,7 @@ pub mod fdpass;
 pub mod file;
 pub mod fork;
 pub mod kmod;
+pub mod limits;
 pub mod log;
 pub mod memory;
 pub mod placed;
@@ -67,7 +68,7 @@ pub enum ShimError {
         source: io::Error,
     },
     /// A system call failed.
-    #[error("{call} for {name:?} of {bytes} bytes: {source}; {remedy}")]
+    #[error("{call} for {name:?} of {bytes} bytes: {source}; {}", limits::remedy(source).unwrap_or_else(|| (*remedy).into()))]
     System {
         /// What the memory is for.
         name: String,
@@ -77,7 +78,7 @@ pub enum ShimError {
         call: &'static str,
         /// The call's error.
         source: io::Error,
-        /// What usually helps.
+        /// What helps where the error is no limit or refusal of the system ([`limits::remedy`]).
         remedy: &'static str,
     },
     /// A peer's memory does not have the size that was agreed on.

@@ -28,6 +28,7 @@ use crate::ShimError;
 use crate::abi::PUSHGATE_PAGE;
 use crate::fork::{OwnedHere, keep_from_children};
 use crate::kmod::view_bytes;
+use crate::limits::check_file_size;
 use crate::uapi::PUSHGATE_MMAP_STAGING;
 use crate::window::Window;
 
@@ -116,9 +117,9 @@ impl SharedMemoryBuilder {
         }
         let fd = memfd_create(&*self.name, flags)
             .map_err(io::Error::from)
-            .map_err(failed("memfd_create", "raise the limit of open files"))?;
-        ftruncate(&fd, self.bytes as u64)
-            .map_err(io::Error::from)
+            .map_err(failed("memfd_create", "the kernel must have memfd_create"))?;
+        check_file_size(self.bytes)
+            .and_then(|()| Ok(ftruncate(&fd, self.bytes as u64)?))
             .map_err(failed("ftruncate", "ask for less memory"))?;
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)
             .map_err(io::Error::from)

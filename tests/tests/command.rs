@@ -42,6 +42,13 @@ fn program(name: &str) -> Command {
     command
 }
 
+/// `pushgate` with these words below a limit that `ulimit` sets.
+fn below(limit: &str, words: &str) -> (Option<i32>, String, String) {
+    let mut shell = Command::new("/bin/sh");
+    shell.args(["-euc", &format!("ulimit {limit}; exec \"$0\" \"$@\"")]).arg(pushgate());
+    run(shell.args(words.split_whitespace()).env_remove("PUSHGATE_CONFIG").stdin(Stdio::null()))
+}
+
 fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
@@ -749,4 +756,22 @@ fn shells_complete_flags_and_their_values() {
     for shell in ["fish", "zsh"] {
         assert!(prints(&format!("completions {shell}")).contains("window-size"), "{shell}");
     }
+}
+
+/// The kernel ends a process with a signal that makes a file, or shared memory, longer than this limit.
+#[test]
+fn below_a_limit_of_file_sizes_each_command_says_which_limit_it_is() {
+    let (code, _, err) = below("-f 100", "bench latency --device cpu --runs 1 --seconds 0.01");
+    assert!(code.is_some_and(|code| code != 0), "{code:?} {err}");
+    assert!(err.contains("the limit of file sizes") && err.contains("ulimit -f"), "{err}");
+    let (code, out, err) = below("-f 100", "doctor --qp local");
+    assert!(code.is_some_and(|code| code != 0), "{code:?} {err}");
+    assert!(out.contains("the limit of file sizes") && out.contains("ulimit -f"), "{out}");
+}
+
+#[test]
+fn a_limit_that_this_user_can_not_raise_names_the_administrator() {
+    let (code, _, err) = below("-n 24", "bench latency --device cpu --runs 1 --seconds 0.01");
+    assert!(code.is_some_and(|code| code != 0), "{code:?} {err}");
+    assert!(err.contains("the limit of open files is 24, and an administrator alone can raise it"), "{err}");
 }

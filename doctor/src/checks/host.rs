@@ -200,7 +200,7 @@ pub fn memfd(r: &Readings) -> Vec<Finding> {
         Read::Unreadable(why) => Finding::failed(
             "",
             why,
-            "let the sandbox allow memfd_create with sealing, and raise the memory limit of the control group if there is no room",
+            "raise the limit that this names, or let the sandbox allow memfd_create with sealing",
         ),
     }]
 }

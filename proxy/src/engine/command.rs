@@ -4,6 +4,7 @@
 use std::sync::mpsc::Sender;
 
 use pushgate_driver_shim::fork::Forked;
+use pushgate_driver_shim::limits;
 
 use crate::counters::Counters;
 use crate::endpoint::Endpoint;
@@ -24,7 +25,7 @@ pub enum EngineError {
     #[error("the proxy's engine has ended")]
     Gone,
     /// The thread could not be started.
-    #[error("starting the proxy's engine: {0}")]
+    #[error("starting the proxy's engine: {0}{remedy}", remedy = limits::added(limits::of_thread(.0)))]
     Start(#[source] std::io::Error),
     /// No such queue pair.
     #[error("queue pair {0} is not one of this engine's")]
