@@ -13,8 +13,11 @@ use serde::{Deserialize, Serialize};
 use crate::handle;
 use crate::identity::Identity;
 
-/// How many hosts are remembered. What is beyond is not compared.
+/// How many hosts are remembered. What is beyond this is not compared.
 const MOST: usize = 1 << 16;
+
+/// The longest list that is remembered, in bytes of names.
+const LONGEST: usize = 4096;
 
 /// The RDMA devices that a rank lists, and the rank's host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,7 +53,7 @@ impl Hosts {
     /// Takes in what a rank lists. Returns a sentence if another rank of its host has listed other devices.
     pub fn differs(&self, listed: &Listed) -> Option<String> {
         let mut heard = self.0.lock().unwrap_or_else(|e| e.into_inner());
-        let room = heard.len() < MOST;
+        let room = heard.len() < MOST && listed.devices.len() <= LONGEST;
         match heard.entry(listed.host) {
             Entry::Occupied(before) if *before.get() == listed.devices => None,
             Entry::Occupied(before) => Some(format!(
@@ -105,5 +108,9 @@ mod tests {
             assert_eq!(hosts.differs(&Listed { host, name: "b".into(), devices: "y".into() }), None);
         }
         assert_eq!(hosts.0.lock().unwrap().len(), MOST);
+        let hosts = Hosts::new(None);
+        let long = Listed { host: 1, name: "a".into(), devices: "x".repeat(LONGEST + 1) };
+        assert_eq!(hosts.differs(&long), None);
+        assert!(hosts.0.lock().unwrap().is_empty(), "a list longer than that of any host");
     }
 }

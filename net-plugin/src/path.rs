@@ -3,7 +3,7 @@
 
 use std::sync::{Mutex, Once};
 
-use pushgate::settings::{NetPath, PluginSettings, QpKind};
+use pushgate::settings::{NetLanding, NetPath, PluginSettings, QpKind};
 use pushgate_driver_shim::abi;
 use pushgate_gpu_kernels::DeviceChoice;
 use pushgate_pcie_model::findings::Findings;
@@ -40,13 +40,8 @@ pub struct OverRdma {
     pub plan: Plan,
     /// How the RDMA device registers that memory, if the plan needs that.
     pub reach: Option<Reach>,
-}
-
-impl OverRdma {
-    /// Whether NCCL must hand over dma-bufs.
-    pub fn by_dma_buf(&self) -> bool {
-        self.reach.as_ref().is_some_and(Reach::by_dma_buf)
-    }
+    /// The RDMA device takes that memory by dma-buf, if any GPU's plan over the device needs that.
+    pub dma_buf: bool,
 }
 
 impl Opened {
@@ -70,6 +65,8 @@ impl Opened {
                 plan::choose(path, landing, &around.way_to(device), registers).map_err(|e| {
                     settings.refused(e.setting, format!("{}: {}: {}", e.allowed, device.name(), e.why))
                 })?;
+            // Where this GPU is far from the device, another GPU of the process may be near.
+            let dma_buf = landing != NetLanding::Host && reach.as_ref().is_ok_and(Reach::by_dma_buf);
             let reach = reach.ok().filter(|_| plan.reaches());
             let how = reach.as_ref().map_or(String::new(), |r| format!("; {}", r.describe()));
             let why = format!("{plan}: {why} ({}, ", gpu.describe());
@@ -77,7 +74,7 @@ impl Opened {
                 Some((_, names, _)) => names.push(device.name()),
                 None => said.push((why, vec![device.name()], how)),
             }
-            rdma.push(OverRdma { plan, reach });
+            rdma.push(OverRdma { plan, reach, dma_buf });
         }
         let why = said.into_iter().map(|(why, names, how)| format!("{why}{}{how})", names.join(", ")));
         Ok(Opened { index, gpu, rdma, why: why.collect() })
@@ -98,9 +95,9 @@ impl Opened {
         Ok(())
     }
 
-    /// The numbers of the devices for which NCCL must hand over dma-bufs.
-    pub fn by_dma_buf(&self) -> Vec<bool> {
-        self.rdma.iter().map(OverRdma::by_dma_buf).collect()
+    /// For which devices NCCL must hand over dma-bufs.
+    pub fn dma_bufs(&self) -> Vec<bool> {
+        self.rdma.iter().map(|over| over.dma_buf).collect()
     }
 }
 
@@ -190,7 +187,7 @@ impl Choice {
                         )),
                     };
                 }
-                let (dma_bufs, why) = (opened.by_dma_buf(), opened.why.clone());
+                let (dma_bufs, why) = (opened.dma_bufs(), opened.why.clone());
                 Ok(Choice { gpu: Some(Mutex::new(Some(opened))), dma_bufs, why })
             }
             // Do not fall back silently to another path: all ranks must use the same one.

@@ -289,11 +289,10 @@ impl Loaded {
             Failure::new(Code::System, text)
         })?;
         opened.why.iter().for_each(|why| log::init(&format!("GPU {index}, beside the first: {why}")));
-        // Memory that comes as a dma-buf can be registered by its address too.
-        let lacks = opened.by_dma_buf().iter().zip(&self.dma_bufs).position(|(needs, told)| *needs && !told);
-        let Some(dev) = lacks else { return Ok(opened) };
+        let unlike = |(over, told): (&OverRdma, &bool)| over.reach.is_some() && over.dma_buf != *told;
+        let Some(dev) = opened.rdma.iter().zip(&self.dma_bufs).position(unlike) else { return Ok(opened) };
         let text = format!(
-            "{} takes the memory of GPU {index} by dma-buf, and NCCL was told for the first GPU of the process to hand none over; \
+            "the memory of GPU {index} is registered with {} in another way than that of the first GPU of the process; \
              set PUSHGATE_PATH=push and PUSHGATE_LANDING=host",
             self.rdma[dev].describe()
         );

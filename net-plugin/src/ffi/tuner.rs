@@ -317,6 +317,30 @@ mod tests {
     }
 
     #[test]
+    fn ll128_is_taken_in_its_rows_alone_though_nccl_allows_it_because_a_device_is_near() {
+        let known = Known {
+            ranks: 2,
+            alone_on_nodes: true,
+            ll128: true,
+            ll_on_host: true,
+            over_tcp: false,
+            gpu: true,
+        };
+        let costs_of = |bytes: usize| {
+            // Tree, ring: LL, LL128, Simple.
+            let mut costs = [1.0f32; 6];
+            let context = std::ptr::without_provenance_mut(known.to_word());
+            let none = std::ptr::null_mut();
+            // SAFETY: a table of two algorithms by three protocols, and no place for channels.
+            assert_eq!(unsafe { info(context, 4, bytes, 1, costs.as_mut_ptr(), 2, 3, 0, none) }, 0);
+            costs
+        };
+        assert_eq!(costs_of(8), [1.0, DEAR, 1.0, 1.0, DEAR, 1.0]);
+        assert_eq!(costs_of(256 << 10), [DEAR, 1.0, 1.0, DEAR, 0.0, 1.0]);
+        assert_eq!(costs_of(64 << 20), [DEAR, DEAR, 1.0, DEAR, DEAR, 1.0]);
+    }
+
+    #[test]
     fn a_context_keeps_the_ranks_and_all_flags() {
         for flags in 0..32 {
             let [over_tcp, gpu, alone_on_nodes, ll128, ll_on_host] =
