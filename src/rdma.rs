@@ -30,7 +30,7 @@ impl From<VerbsError> for Error {
 pub(crate) fn open(settings: &Settings, executor: &dyn Executor) -> Result<Vec<Arc<Device>>> {
     // The kernel writes addresses in small letters.
     let gpu = executor.as_cuda().and_then(|cuda| cuda.pci_bus_id().to_lowercase().parse().ok());
-    let (mut names, port) = (settings.rdma_devices(), settings.ib_port as u8);
+    let (mut names, port) = (rails(settings)?, settings.ib_port as u8);
     let ranked = settings
         .near_devices()
         .then(|| rank(Path::new("/sys"), settings, &Sysfs::host().read(), gpu, addresses_of));
@@ -56,6 +56,15 @@ pub(crate) fn open(settings: &Settings, executor: &dyn Executor) -> Result<Vec<A
         );
     }
     Ok(devices)
+}
+
+/// The devices that are named as links of each queue pair.
+fn rails(settings: &Settings) -> Result<Vec<&str>> {
+    let names = settings.rdma_devices();
+    match names.len() <= MOST_RAILS {
+        true => Ok(names),
+        false => Err(settings.refused("ib-dev", format!("up to {MOST_RAILS} names but in the NCCL plugin"))),
+    }
 }
 
 /// Opens the device of the rail of that number again, from 0, by its name.
@@ -153,5 +162,23 @@ impl From<&Settings> for Config {
                 _ => None,
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_pair_stands_on_four_devices_at_most() {
+        let mut settings = Settings::default();
+        settings.set("ib-dev", "a,b,c,d").unwrap();
+        assert_eq!(rails(&settings).unwrap(), ["a", "b", "c", "d"]);
+        settings.set("ib-dev", "a,b,c,d,e").unwrap();
+        let e = rails(&settings).unwrap_err().to_string();
+        assert!(
+            e.contains("invalid ib-dev `a,b,c,d,e`") && e.contains("up to 4 names but in the NCCL plugin"),
+            "{e}"
+        );
     }
 }

@@ -301,8 +301,8 @@ settings! {
     secret_file: PathBuf = "none", path, "none or a path", "", Ranks;
     /// Encrypts the connections over which ranks of several hosts meet, and sockets of the NCCL plugin (TLS 1.3); RDMA is not encrypted
     tls: bool = "false", switch, "true or false", "", Ranks;
-    /// RDMA device; auto is the best that has an address, near all of those nearest to the GPU, up to 4
-    ib_dev: String = "auto", device_names, "auto, near, a device's name as in rxe0 or mlx5_0, or up to 4 names with commas between them", "", Rdma;
+    /// RDMA device; auto is the best that has an address (in the NCCL plugin all as good), near all of those nearest to the GPU, up to 4
+    ib_dev: String = "auto", device_names, "auto, near, a device's name as in rxe0 or mlx5_0, or up to 4 names with commas between them (32 in the NCCL plugin)", "", Rdma;
     /// Port of the RDMA device
     ib_port: u32 = "1", number(1, 255), "1 to 255", "", Rdma;
     /// Entry of the port's GID table; auto takes RoCE v2 first
@@ -632,7 +632,7 @@ mod tests {
             ("host", "auto 10.0.0.1 2001:db8::1 127.0.0.1"),
             ("secret-file", "none /etc/pushgate.secret"),
             ("tls", "true false 1 0"),
-            ("ib-dev", "auto near rxe0 mlx5_0 mlx5_0,mlx5_1 a,b,c,d"),
+            ("ib-dev", "auto near rxe0 mlx5_0 mlx5_0,mlx5_1 a,b,c,d,e,f,g,h"),
             ("ib-port", "1 255"),
             ("gid-index", "auto 0 255"),
             ("ib-mtu", "auto 256 512 1024 2048 4096"),
@@ -665,7 +665,7 @@ mod tests {
                 "node0 :7000 node0: node0:0 node0:65536 2001:db8::1:7000 [node0]:1 http://node0:1 node0:+1",
             ),
             ("host", "none node0 0.0.0.0 :: 10.0.0.1:7000"),
-            ("ib-dev", "../x a/b . , a, ,a a,auto near,a a,a a,b,c,d,e"),
+            ("ib-dev", "../x a/b . , a, ,a a,auto near,a a,a"),
             ("ib-port", "0 256 auto +1"),
             ("gid-index", "none 256 -1"),
             ("ib-mtu", "none 0 1500 8192"),

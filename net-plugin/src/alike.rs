@@ -10,11 +10,14 @@ use pushgate::settings::PluginSettings;
 use pushgate_driver_shim::log::Foreign;
 use serde::{Deserialize, Serialize};
 
-use crate::props::Properties;
+use crate::props::Network;
 use crate::{path, taken, tuning};
 
 /// Variables of NCCL's on which the choices of the plugin's tuner depend, beside those that the plugin sets.
 const READ: [&str; 2] = ["NCCL_ALGO", "NCCL_PROTO"];
+
+/// What the devices are named by that NCCL was told of.
+const DEVICES: &str = "devices";
 
 /// Values by their names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,13 +26,14 @@ pub struct Alike(BTreeMap<String, String>);
 
 impl Alike {
     /// What NCCL was told in this process. To be called once the plugin's variables are set.
-    pub fn here(settings: &PluginSettings, properties: &Properties) -> Self {
+    pub fn here(settings: &PluginSettings, network: &Network) -> Self {
+        let properties = network.first();
         let memory =
             if properties.takes_gpu_memory() { "handed over" } else { "stays with NCCL (path bounce)" };
         let said = [
             ("plugin", env!("CARGO_PKG_VERSION").to_owned()),
             ("qp", settings.qp.to_string()),
-            ("devices", properties.devices.to_string()),
+            (DEVICES, network.compared()),
             ("buffers of a receive", properties.max_recvs.to_string()),
             ("GPU memory", memory.to_owned()),
             ("tuner", taken::tuner()),
@@ -60,10 +64,17 @@ impl Alike {
                 format!("{} is {} here and {} there", Foreign::word(name), of(self, name), of(theirs, name))
             })
             .collect();
+        let devices = match self.0.get(DEVICES) == theirs.0.get(DEVICES) {
+            true => "",
+            false => {
+                "; where hosts differ in their RDMA devices, let PUSHGATE_IB_DEV name as many of one speed on each, or set \
+                 PUSHGATE_QP=tcp on all ranks"
+            }
+        };
         (!list.is_empty()).then(|| {
             format!(
                 "NCCL was told different things at the two ends, which would exchange wrong bytes: {}; let all ranks have the same \
-                 plugin, settings and variables (NCCL's log of each rank says at init what was chosen and why)",
+                 plugin, settings and variables (NCCL's log of each rank says at init what was chosen and why){devices}",
                 list.join(", ")
             )
         })
@@ -82,12 +93,15 @@ mod tests {
         let said = ours.differs(&theirs).unwrap();
         for part in [
             "devices is 4 here and 1 there",
+            "; where hosts differ in their RDMA devices, let PUSHGATE_IB_DEV name as many of one speed on each",
             "tuner is ours here and not known there",
             "more is not known here and a\\nb there",
         ] {
             assert!(said.contains(part), "{said}");
         }
         assert!(!said.contains("NCHANNELS"), "{said}");
+        let theirs = Alike::of_a_test(&[("devices", "4"), ("NCCL_MIN_NCHANNELS", "4"), ("tuner", "ours")]);
+        assert!(!ours.differs(&theirs).unwrap().contains("RDMA"), "of what does not differ");
     }
 
     #[test]

@@ -28,10 +28,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::again::{Here, Place, Token};
 use crate::alike::Alike;
-use crate::comm::Comm;
 use crate::dial::{self, Dial, Dialed};
 use crate::error::{Code, Failure, Result};
 use crate::handle::{self, Between, Handle, Key, Nonce};
+use crate::hosts::Listed;
 use crate::identity::Identity;
 use crate::join::{Again, Joined, MetEnd, NewEnd, Purpose, ReadyEnd, Role};
 use crate::listening::{Sockets, terms};
@@ -61,6 +61,9 @@ struct Greeting {
     nonce: Nonce,
     /// What NCCL was told at the sender.
     told: Alike,
+    /// The sender's RDMA devices.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    listed: Option<Listed>,
     /// Over TCP: where the sender is dialled when the connection broke, if it replaces connections.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     again: Option<Place>,
@@ -77,11 +80,22 @@ struct Spoken {
 }
 
 /// The bytes of this end's greeting.
-fn greet_with(key: &Key, told: &Alike, again: Option<Place>, links: bool) -> Vec<u8> {
+fn greet_with(
+    key: &Key,
+    told: &Alike,
+    listed: Option<&Listed>,
+    again: Option<Place>,
+    links: bool,
+) -> Vec<u8> {
     let (nonce, again) = (key.nonce(), again.map(|place| place.hidden(&key.secret())));
     let (version, newest, told) = (VERSIONS.oldest(), VERSIONS.newest(), told.clone());
-    let greeting = Greeting { version, newest, nonce, told, again, links };
+    let greeting = Greeting { version, newest, nonce, told, listed: listed.cloned(), again, links };
     serde_json::to_vec(&greeting).expect("it is plain data")
+}
+
+/// The bytes of this process's greeting.
+fn greet(runtime: &Runtime, key: &Key, again: Option<Place>, links: bool) -> Vec<u8> {
+    greet_with(key, &runtime.loaded.alike, runtime.loaded.listed.as_ref(), again, links)
 }
 
 fn lost(e: impl std::fmt::Display) -> Failure {
@@ -101,9 +115,10 @@ fn greeting(bytes: &[u8], key: &Key) -> Result<Greeting> {
     Ok(Greeting { again, ..g })
 }
 
-/// Refuses an end at which NCCL was told other things than here.
-fn same_told(runtime: &Runtime, theirs: &Alike) -> Result<()> {
-    match runtime.loaded.alike.differs(theirs) {
+/// Refuses an end at which NCCL was told other things than here, or other devices than at another rank of that end's host.
+fn same_told(runtime: &Runtime, theirs: &Greeting) -> Result<()> {
+    let listed = || theirs.listed.as_ref().and_then(|listed| runtime.hosts.differs(listed));
+    match runtime.loaded.alike.differs(&theirs.told).or_else(listed) {
         None => Ok(()),
         Some(why) => Err(Failure::new(Code::Usage, why)),
     }
@@ -119,7 +134,7 @@ pub fn random() -> Result<Nonce> {
 
 // ------------------------------------------------------------------ accepting
 
-/// What NCCL calls a listenComm. Accepts one connection after the other.
+/// Accepts one connection after the other.
 pub struct Listener {
     key: Key,
     sockets: Sockets,
@@ -144,17 +159,16 @@ impl Listener {
         let (unix, tcp) = sockets.addresses()?;
         let Loaded { rdma, tcp: links, identity, .. } = &*runtime.loaded;
         let between = match tcp {
-            Some(_) => Between { verbs: rdma.is_some(), tcp: links.is_some() },
+            Some(_) => Between { verbs: !rdma.is_empty(), tcp: links.is_some() },
             None => Between::default(),
         };
         let bytes = Handle { key, unix, tcp, between, listener: *identity }.encode();
         Ok((Listener { key, sockets, class, state: Mutex::default(), runtime }, bytes))
     }
 
-    /// Returns the next connection of NCCL's network table if it is ready.
-    pub fn accept(&self) -> Result<Option<Box<Comm>>> {
-        let Some(Made { joined, line }) = self.next(&Purpose::Messages)? else { return Ok(None) };
-        Comm::new(self.runtime.clone(), *joined, line, Role::Receive).map(Some)
+    /// The threads that its queue pairs are carried by.
+    pub fn runtime(&self) -> &Arc<Runtime> {
+        &self.runtime
     }
 
     /// Returns the next queue pair if it is ready. All calls name the same purpose.
@@ -173,7 +187,7 @@ impl Listener {
                 let (channel, (bytes, _)) = state.ready.remove(0);
                 // An end that is refused hears from our greeting why.
                 let answer = || {
-                    let ours = greet_with(&self.key, &self.runtime.loaded.alike, None, false);
+                    let ours = greet(&self.runtime, &self.key, None, false);
                     let _ = channel.send(&ours, Vec::new());
                 };
                 // Any process can connect here and send anything.
@@ -184,7 +198,7 @@ impl Listener {
                 let (again, transport) = match heard {
                     Ok((heard, transport)) => {
                         // It knew the key, so it is a rank of this job, and none that fits will come in its place.
-                        same_told(&self.runtime, &heard.told).inspect_err(|_| answer())?;
+                        same_told(&self.runtime, &heard).inspect_err(|_| answer())?;
                         (heard.again, transport)
                     }
                     Err(e) => {
@@ -243,7 +257,7 @@ fn transport(runtime: &Runtime, stream: &Stream, links: bool) -> Result<Transpor
     match stream {
         Stream::Unix(_) => Ok(Transport::Local),
         Stream::Tcp(_) if links && loaded.tcp.is_some() => Ok(Transport::Tcp),
-        Stream::Tcp(_) if !links && loaded.rdma.is_some() => Ok(Transport::Verbs),
+        Stream::Tcp(_) if !links && !loaded.rdma.is_empty() => Ok(Transport::Verbs),
         Stream::Tcp(_) => {
             Err(lost("it asks for queue pairs that this end does not make; set qp alike on all ranks"))
         }
@@ -305,7 +319,7 @@ impl Progress {
         let between_hosts = transport != Transport::Local;
         let token = runtime.watch.here().filter(|_| between_hosts).map(Here::token).transpose()?;
         let links = transport == Transport::Tcp;
-        let ours = greet_with(&key, &runtime.loaded.alike, token.as_ref().map(Token::place), links);
+        let ours = greet(runtime, &key, token.as_ref().map(Token::place), links);
         channel.send(&ours, Vec::new()).map_err(lost)?;
         // A connection has one call of each end; none is repeated.
         let own = Incarnation::MIN;
@@ -331,7 +345,7 @@ impl Progress {
             && self.heard == 0
             && let Ok(Some((bytes, _))) = self.channel.receive()
         {
-            same_told(runtime, &greeting(&bytes, &self.key)?.told)?;
+            same_told(runtime, &greeting(&bytes, &self.key)?)?;
         }
         advanced
     }
@@ -353,7 +367,7 @@ impl Progress {
         {
             if self.heard == 0 {
                 let heard = greeting(&bytes, &self.key)?;
-                same_told(runtime, &heard.told)?;
+                same_told(runtime, &heard)?;
                 self.greeted(heard.again, Role::Send);
                 continue;
             }
@@ -424,8 +438,8 @@ pub struct Made {
 pub struct Attempts {
     made: Mutex<HashMap<u64, Connecting>>,
     next_mark: AtomicU64,
-    /// The peers of which the log has said how they are reached.
-    told: Mutex<HashSet<(Identity, Transport)>>,
+    /// The peers of which the log has said how they are reached, and how.
+    told: Mutex<HashSet<(Identity, String)>>,
 }
 
 /// A connection that is being made.
@@ -456,17 +470,6 @@ impl Attempts {
         Attempts { made: Mutex::default(), next_mark: AtomicU64::new(1), told: Mutex::default() }
     }
 
-    /// Makes a connection of NCCL's network table to a listener ([`Attempts::dial`]).
-    pub fn connect(
-        &self,
-        runtime: Arc<Runtime>,
-        bytes: &mut [u8; handle::BYTES],
-        class: Option<u8>,
-    ) -> Result<Option<Box<Comm>>> {
-        let made = self.dial(&runtime, bytes, class, &Purpose::Messages)?;
-        made.map(|Made { joined, line }| Comm::new(runtime, *joined, line, Role::Send)).transpose()
-    }
-
     /// Makes a queue pair to a listener if that can be completed by now. The call changes the handle to
     /// remember what it has begun. All calls with a handle name the same purpose.
     pub fn dial(
@@ -489,7 +492,7 @@ impl Attempts {
         handle::set_mark(bytes, 0);
         match connecting.advance(runtime, class, purpose)? {
             Some(made) => {
-                self.tell(runtime, &handle.listener, connecting.transport, &connecting.why);
+                self.tell(&handle.listener, &made.joined, &connecting.why);
                 Ok(Some(made))
             }
             None => {
@@ -508,17 +511,16 @@ impl Attempts {
         drop(begun);
     }
 
-    /// Logs, once for each peer, over which transport it is reached.
-    fn tell(&self, runtime: &Runtime, peer: &Identity, transport: Transport, why: &str) {
-        if !self.told.lock().unwrap_or_else(|e| e.into_inner()).insert((*peer, transport)) {
+    /// Logs, once for each peer and device, how the peer is reached.
+    fn tell(&self, peer: &Identity, joined: &Joined, why: &str) {
+        let by = match &joined.lane.device {
+            Some(rdma) if joined.transport == Transport::Verbs => format!("verbs ({})", rdma.describe()),
+            _ => joined.transport.to_string(),
+        };
+        let mut told = self.told.lock().unwrap_or_else(|e| e.into_inner());
+        if !told.insert((*peer, by.clone())) {
             return;
         }
-        let by = match &runtime.loaded.rdma {
-            Some(device) if transport == Transport::Verbs => {
-                format!("verbs ({} port {})", device.name(), device.port())
-            }
-            _ => transport.to_string(),
-        };
         log::init(&format!("queue pairs to {peer} are {by}: {why}"));
     }
 }
@@ -545,7 +547,7 @@ impl Connecting {
                         Dial::Unix => match dial::dial_unix(&self.handle.key.nonce())? {
                             Dialed::Connected(stream) => {
                                 self.transport = Transport::Local;
-                                greet(runtime, &self.handle, stream, (class, Transport::Local), purpose)?
+                                begin(runtime, &self.handle, stream, (class, Transport::Local), purpose)?
                             }
                             Dialed::Later => return Ok(None),
                             Dialed::Nowhere(why) => {
@@ -579,7 +581,7 @@ impl Connecting {
                     }
                     let replaced = runtime.loaded.settings.recovery().is_some();
                     let stream = Stream::tcp(dialer.finish(), replaced).map_err(lost)?;
-                    greet(runtime, &self.handle, stream, (class, self.transport), purpose)?
+                    begin(runtime, &self.handle, stream, (class, self.transport), purpose)?
                 }
                 Stage::Joining(mut progress) => match progress.advance(runtime) {
                     Ok(Some(joined)) => {
@@ -602,7 +604,8 @@ impl Connecting {
     }
 }
 
-fn greet(
+/// Greets the listener of a handle.
+fn begin(
     runtime: &Runtime,
     handle: &Handle,
     stream: Stream,
@@ -621,6 +624,8 @@ mod tests {
     use pushgate_tests::fuzz::{depth, fuzz, kind};
 
     use super::*;
+
+    const MESSAGES: Purpose = Purpose::Messages { dev: 0 };
 
     #[test]
     fn a_greeting_of_another_version_is_refused_by_its_version() {
@@ -649,9 +654,9 @@ mod tests {
             .map(|qp| Runtime::of_a_test_with(crate::testing::WINDOW, |settings| settings.qp = qp));
         let (listener, mut bytes) = Listener::new(there, None).unwrap();
         let attempts = Attempts::new();
-        assert!(attempts.connect(here.clone(), &mut bytes, None).unwrap().is_none());
-        let refused = crate::testing::until(|| listener.accept().err());
-        let e = crate::testing::until(|| attempts.connect(here.clone(), &mut bytes, None).err());
+        assert!(attempts.dial(&here, &mut bytes, None, &MESSAGES).unwrap().is_none());
+        let refused = crate::testing::until(|| listener.next(&MESSAGES).err());
+        let e = crate::testing::until(|| attempts.dial(&here, &mut bytes, None, &MESSAGES).err());
         assert!(refused.text.contains("qp is auto here and local there"), "{refused}");
         assert!(e.text.contains("qp is local here and auto there"), "{e}");
         assert_eq!([refused.code, e.code], [Code::Usage; 2]);
@@ -666,9 +671,9 @@ mod tests {
         let Dialed::Connected(stream) = dial::dial_unix(&handle.key.nonce()).unwrap() else {
             panic!("it listens")
         };
-        let joining = greet(&here, &handle, stream, (None, Transport::Local), &Purpose::Messages).unwrap();
+        let joining = begin(&here, &handle, stream, (None, Transport::Local), &MESSAGES).unwrap();
         let Stage::Joining(mut progress) = joining else { panic!("it joins") };
-        crate::testing::until(|| listener.accept().err());
+        crate::testing::until(|| listener.next(&MESSAGES).err());
         let e = progress.advance(&here).err().expect("the listener refuses it");
         assert!(e.code == Code::Usage && e.text.contains("qp is local here and auto there"), "{e}");
     }
@@ -681,10 +686,10 @@ mod tests {
         let listener = runtime.loaded.identity;
         let mut bytes = Handle { key, unix: true, tcp: None, between: Between::default(), listener }.encode();
         let attempts = Attempts::new();
-        assert!(attempts.connect(runtime.clone(), &mut bytes, None).unwrap().is_none());
+        assert!(attempts.dial(&runtime, &mut bytes, None, &MESSAGES).unwrap().is_none());
         // As a listener does with a process of another user.
         drop(sockets.accept().unwrap().expect("a connection"));
-        let e = crate::testing::until(|| attempts.connect(runtime.clone(), &mut bytes, None).err());
+        let e = crate::testing::until(|| attempts.dial(&runtime, &mut bytes, None, &MESSAGES).err());
         let why = "local queue pairs do not go there (its listener turned this process away, ";
         assert!(e.text.contains(why) && e.text.contains("no RDMA device for verbs (a test has none)"), "{e}");
     }
@@ -697,13 +702,13 @@ mod tests {
         let key = Handle::decode(&bytes).unwrap().key;
         let Dialed::Connected(stream) = dial::dial_unix(&key.nonce()).unwrap() else { panic!("it listens") };
         let mut channel = Channel::new(stream);
-        channel.send(&greet_with(&key, &told, None, false), Vec::new()).unwrap();
+        channel.send(&greet_with(&key, &told, None, None, false), Vec::new()).unwrap();
         // They change nothing: they are of an end that has never heard of this one.
         let end = connect::end(Incarnation::MIN, None, Status::new(abi::PUSHGATE_ABORTED));
         for _ in 0..FRAMES {
             channel.send(&end, Vec::new()).unwrap();
         }
-        let refused = listener.accept().err().expect("it goes on");
+        let refused = listener.next(&MESSAGES).err().expect("it goes on");
         assert!(refused.text.contains("more than 8 frames"), "{refused}");
         // Greeting and offer at most, then the end of the connection.
         let closed = (0..3).any(|_| channel.receive().is_err());
@@ -718,12 +723,12 @@ mod tests {
         let (listener, mut bytes) = Listener::new(there, None).unwrap();
         let attempts = Attempts::new();
         crate::testing::until(|| {
-            assert!(listener.accept().unwrap().is_none());
+            assert!(listener.next(&MESSAGES).unwrap().is_none());
             let is_ready = |current: &Progress| matches!(current.step, Step::Ready(_));
             if listener.state.lock().unwrap().current.as_ref().is_some_and(is_ready) {
                 return Some(());
             }
-            assert!(attempts.connect(here.clone(), &mut bytes, None).unwrap().is_none());
+            assert!(attempts.dial(&here, &mut bytes, None, &MESSAGES).unwrap().is_none());
             None
         });
         (listener, here, attempts, bytes)
@@ -734,28 +739,30 @@ mod tests {
         let (listener, here, attempts, mut bytes) = begun();
         let until = Instant::now() + Duration::from_secs(12);
         while Instant::now() < until {
-            assert!(listener.accept().unwrap().is_none());
+            assert!(listener.next(&MESSAGES).unwrap().is_none());
             std::thread::sleep(Duration::from_millis(1));
         }
         let (mut connected, mut accepted) = (None, None);
         crate::testing::until(|| {
             if connected.is_none() {
-                connected = attempts.connect(here.clone(), &mut bytes, None).unwrap();
+                connected = attempts.dial(&here, &mut bytes, None, &MESSAGES).unwrap();
             }
             // Before the streams that the connector has just begun to dial.
             if accepted.is_none() {
-                accepted = listener.accept().unwrap();
+                accepted = listener.next(&MESSAGES).unwrap();
             }
             (connected.is_some() && accepted.is_some()).then_some(())
         });
-        drop((connected, accepted));
+        for Made { joined, .. } in [connected, accepted].into_iter().flatten() {
+            joined.lane.engine.remove_qp(joined.qp).unwrap();
+        }
     }
 
     #[test]
     fn p7_a_listener_whose_connector_gives_up_in_the_middle_fails_its_accept() {
         let (listener, _here, attempts, mut bytes) = begun();
         attempts.abandon(&mut bytes);
-        let e = crate::testing::until(|| listener.accept().err());
+        let e = crate::testing::until(|| listener.next(&MESSAGES).err());
         assert_eq!(e.code, Code::Remote, "{e}");
     }
 
@@ -765,13 +772,14 @@ mod tests {
         let key = Key([7; 16]);
         let ours = Alike::of_a_test(&[("devices", "4"), ("tuner", "ours")]);
         let again = Place::of_a_test();
+        let listed = Listed::here(&Identity::here(), None, &["mlx5_0", "mlx5_1"]);
         let handle = |unix, tcp| {
             let between = Between { verbs: false, tcp: true };
             Handle { key, unix, tcp, between, listener: Identity::here() }.encode().to_vec()
         };
         let seeds = [
-            greet_with(&key, &ours, None, false),
-            greet_with(&key, &Alike::of_a_test(&[("devices", "8")]), Some(again), true),
+            greet_with(&key, &ours, None, None, false),
+            greet_with(&key, &Alike::of_a_test(&[("devices", "8")]), Some(&listed), Some(again), true),
             handle(false, Some("10.1.2.3:4567".parse().unwrap())),
             handle(true, Some("[fe80::1%3]:9".parse().unwrap())),
         ];

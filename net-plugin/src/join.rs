@@ -26,7 +26,6 @@ use pushgate_proxy::receives::PostedReceives;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Code, Failure, Result};
-use crate::path::OverRdma;
 use crate::plan::{Landing, Out, Plan};
 use crate::props::MAX_BYTES;
 use crate::runtime::{Lane, Runtime};
@@ -81,8 +80,8 @@ struct Note {
 /// What a connection carries.
 #[derive(Clone)]
 pub enum Purpose {
-    /// The messages of NCCL's network table: the receiving end posts a buffer for each.
-    Messages,
+    /// The messages of NCCL's network table: the receiving end posts a buffer for each. NCCL names this end's device.
+    Messages { dev: usize },
     /// The operations of NCCL's RMA table, on the coll comm's own lane: the receiving end reads each message where it lies.
     Rma {
         /// What drives the connection.
@@ -94,7 +93,7 @@ pub enum Purpose {
 
 impl Purpose {
     fn is_messages(&self) -> bool {
-        matches!(self, Purpose::Messages)
+        matches!(self, Purpose::Messages { .. })
     }
 }
 
@@ -233,10 +232,10 @@ impl Own {
         let settings = &runtime.loaded.settings;
         // A receiving end answers with a few words inline, so it needs little.
         let (window, slots_log, rx_log) = match (role, purpose) {
-            (Role::Send, Purpose::Messages) => (settings.net_window_size, SLOTS_LOG, 4),
-            (Role::Send, Purpose::Rma { window, .. }) => {
-                let device = runtime.loaded.rdma.as_ref().filter(|_| transport == Transport::Verbs);
-                let longest = device.map(|device| device.longest_message());
+            (Role::Send, Purpose::Messages { .. }) => (settings.net_window_size, SLOTS_LOG, 4),
+            (Role::Send, Purpose::Rma { window, lane }) => {
+                let device = lane.device.as_ref().filter(|_| transport == Transport::Verbs);
+                let longest = device.map(|rdma| rdma.device.longest_message());
                 (window_within(*window, longest), SLOTS_LOG, 4)
             }
             (Role::Receive, _) => (abi::PUSHGATE_PAGE as u64, 4, RECEIVES_LOG),
@@ -254,18 +253,20 @@ impl Own {
         };
         let lane = match (purpose, transport) {
             (Purpose::Rma { lane, .. }, _) => lane.clone(),
-            (Purpose::Messages, Transport::Tcp) => runtime.tcp_lane()?,
-            (Purpose::Messages, _) => runtime.lane()?,
+            (Purpose::Messages { .. }, Transport::Tcp) => runtime.tcp_lane()?,
+            (Purpose::Messages { dev }, Transport::Verbs) => runtime.verbs_lane(*dev)?,
+            (Purpose::Messages { .. }, _) => runtime.lane()?,
         };
         let gpu =
             lane.gpu.as_ref().filter(|gpu| purpose.is_messages() && role == Role::Send && gpu.has_copier());
         let window = Arc::new(payload(runtime, "window", geometry.window_bytes(), &lane, transport)?);
-        let work = segment(runtime, &geometry, Segment::Work)?;
+        let work = segment(runtime, &lane, &geometry, Segment::Work)?;
         // Before the seal, after which nobody can map the window to write it.
         let pushed = gpu.map(|gpu| gpu.register(&window)).transpose()?;
         // Sealed for the same reason as a link segment (`NewEnd::new`): the peer may only read.
         window.seal_against_writers()?;
         work.seal_against_writers()?;
+        let control = segment(runtime, &lane, &geometry, Segment::Control)?;
         Ok(Own {
             lane,
             role,
@@ -274,7 +275,7 @@ impl Own {
             window,
             pushed,
             work,
-            control: segment(runtime, &geometry, Segment::Control)?,
+            control,
             geometry,
         })
     }
@@ -388,13 +389,13 @@ impl Own {
 
     /// What this end does with GPU memory over RDMA.
     fn plan(&self) -> Option<Plan> {
-        let rdma = self.lane.rdma.as_ref().filter(|_| self.transport == Transport::Verbs);
+        let rdma = self.lane.over_rdma.as_ref().filter(|_| self.transport == Transport::Verbs);
         rdma.map(|r| r.plan)
     }
 }
 
-fn segment(runtime: &Runtime, geometry: &Geometry, kind: Segment) -> Result<Arc<SharedMemory>> {
-    let memory = runtime.memory(&kind.to_string(), geometry.bytes(kind), HugePages::Never)?;
+fn segment(runtime: &Runtime, lane: &Lane, geometry: &Geometry, kind: Segment) -> Result<Arc<SharedMemory>> {
+    let memory = runtime.memory(lane, &kind.to_string(), geometry.bytes(kind), HugePages::Never)?;
     write_header(&memory, kind, geometry)?;
     Ok(Arc::new(memory))
 }
@@ -411,11 +412,11 @@ impl NewEnd {
         let own = Own::new(runtime, role, transport, purpose)?;
         let posted = own.posts && role == Role::Receive;
         let settings = &runtime.loaded.settings;
-        let device = runtime.loaded.rdma.as_ref().filter(|_| transport == Transport::Verbs);
+        let device = own.lane.device.as_ref().filter(|_| transport == Transport::Verbs);
         let (opening, config) = match device {
             None if transport == Transport::Tcp => (open_tcp(runtime, &own)?, None),
             None => {
-                let link = segment(runtime, &own.geometry, Segment::Link)?;
+                let link = segment(runtime, &own.lane, &own.geometry, Segment::Link)?;
                 // The engine writes the segment through this mapping; a process that receives the
                 // descriptor can only read.
                 link.seal_against_writers()?;
@@ -427,7 +428,8 @@ impl NewEnd {
                 let opening = if recovers { opening.recovering() } else { opening };
                 (Opening::Local(opening), None)
             }
-            Some(device) => {
+            Some(rdma) => {
+                let device = &rdma.device;
                 let polled = settings.cq_events == CqEvents::Poll || own.lane.wake() == Wake::Polled;
                 let events = !polled && !settings.no_imm;
                 // Memory that messages are sent out of is never written by the peer.
@@ -439,7 +441,8 @@ impl NewEnd {
                     ..Config::from(&settings.common)
                 };
                 config.traffic_class = class.unwrap_or(config.traffic_class);
-                let allocate = &mut |name: &str, bytes| runtime.memory(name, bytes, HugePages::Never);
+                let allocate =
+                    &mut |name: &str, bytes| runtime.memory(&own.lane, name, bytes, HugePages::Never);
                 let opening = VerbsOpening::new(device, &config, own.geometry, own.window.clone(), allocate)?;
                 let recovers = settings.recovery().is_some();
                 let opening = if recovers { opening.recovering() } else { opening };
@@ -467,7 +470,7 @@ impl NewEnd {
         let NewEnd { own, opening, config } = self;
         let allocate = &mut |name: &str, bytes| match name {
             "mirror" => payload(runtime, name, bytes, &own.lane, own.transport),
-            _ => runtime.memory(name, bytes, HugePages::Never),
+            _ => runtime.memory(&own.lane, name, bytes, HugePages::Never),
         };
         let appended = own.shows_receives(own.role.other()) as usize;
         let prepared = opening.prepare::<Note>(own.role.other().rank(), offer, appended, allocate);
@@ -582,14 +585,16 @@ fn join_verbs(
     // Register before the engine may copy from there.
     let (registrations, pushed) = own.register(&PeerWindow::Mirror(&mirror))?;
     let inbound = own.inbound(&PeerWindow::Mirror(&mirror));
-    let flusher = match (&own.lane.rdma, &runtime.loaded.rdma) {
-        (Some(OverRdma { reach: Some(reach), .. }), Some(device)) if reaches && own.role == Role::Receive => {
-            let allocate = &mut |name: &str, bytes| runtime.memory(name, bytes, HugePages::Never);
+    let reach = own.lane.over_rdma.as_ref().and_then(|over| over.reach.as_ref());
+    let flusher = match (reach, &own.lane.device) {
+        (Some(reach), Some(rdma)) if reaches && own.role == Role::Receive => {
+            let allocate = &mut |name: &str, bytes| runtime.memory(&own.lane, name, bytes, HugePages::Never);
             // SAFETY: the word is memory that the lane holds, together with its export.
-            Some(unsafe { Flusher::new(device, config, reach.word(), allocate)? })
+            Some(unsafe { Flusher::new(&rdma.device, config, reach.word(), allocate)? })
         }
         _ => None,
     };
+    let longest = own.lane.device.as_ref().map_or(MAX_BYTES, |rdma| rdma.longest());
     // Where completions can't wake the engine, it must poll.
     let wake = if link.can_wake() { own.lane.wake() } else { Wake::Polled };
     let recovers = link.recovers();
@@ -605,7 +610,7 @@ fn join_verbs(
         regions: Some(note.landing != Some(Landing::Host)),
         // The receiver would have to copy a payload in a record into the GPU's memory.
         in_record: note.landing != Some(Landing::Gpu),
-        longest: runtime.loaded.properties.max_bytes,
+        longest,
         reaches,
         flusher,
         receives,
@@ -624,18 +629,17 @@ fn payload(
     lane: &Lane,
     transport: Transport,
 ) -> std::result::Result<SharedMemory, ShimError> {
-    let memory = runtime.builder(name, bytes);
-    // Over TCP the peer maps none of it, so where no GPU pins it either, pages that no message needs are not there.
-    match lane.gpu.is_none() && transport == Transport::Tcp {
-        true => memory.when_touched().create(),
-        false => memory.huge_pages(runtime.loaded.settings.huge_pages).create(),
-    }
+    runtime.allocate(lane, name, bytes, |memory| match lane.gpu.is_none() && transport == Transport::Tcp {
+        // Over TCP the peer maps none of it, so where no GPU pins it either, pages that no message needs are not there.
+        true => memory.when_touched(),
+        false => memory.huge_pages(runtime.loaded.settings.huge_pages),
+    })
 }
 
 fn open_tcp(runtime: &Runtime, own: &Own) -> Result<Opening> {
     let settings = &runtime.loaded.settings;
     let posted_receives = own.posts && own.role == Role::Receive;
-    let ahead = if runtime.loaded.properties.is_in_order() { AHEAD } else { 0 };
+    let ahead = if runtime.loaded.network.first().is_in_order() { AHEAD } else { 0 };
     let thrifty = own.lane.caller_drives();
     let config = tcp::Config { posted_receives, ahead, thrifty, ..tcp::Config::from(&settings.common) };
     let meeting = runtime.tcp()?.meeting(own.role == Role::Send, &own.lane.readiness);
@@ -717,8 +721,9 @@ mod tests {
     #[test]
     fn p8_memory_that_a_peer_is_handed_over_local_is_read_only_for_the_peer() {
         let runtime = Runtime::of_a_test(crate::testing::WINDOW);
-        let ends = [Role::Send, Role::Receive]
-            .map(|role| NewEnd::new(&runtime, role, None, Transport::Local, &Purpose::Messages).unwrap());
+        let ends = [Role::Send, Role::Receive].map(|role| {
+            NewEnd::new(&runtime, role, None, Transport::Local, &Purpose::Messages { dev: 0 }).unwrap()
+        });
         let [ours, theirs] = [&ends[0], &ends[1]].map(|end| end.offer().unwrap());
         // Transport segment and window; a receiving end also hands over its work segment, after its
         // doorbell.

@@ -128,7 +128,7 @@ fn listen_unix(nonce: &Nonce) -> Result<PeerListener> {
 pub fn listen_tcp(loaded: &Loaded) -> Result<TcpListener> {
     let ip = match loaded.tcp {
         Some(ip) => ip,
-        None => own_address(&loaded.settings, loaded.rdma.as_deref())?,
+        None => own_address(&loaded.settings, loaded.rdma.first().map(|rdma| &*rdma.device))?,
     };
     let socket = TcpListener::bind((ip, 0)).map_err(Failure::system(format!(
         "listening for connections at {ip}; set PUSHGATE_HOST to another address of this host"

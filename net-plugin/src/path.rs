@@ -1,21 +1,22 @@
 //! Chooses how a message leaves (in its WQE, through the window, or out of its own memory), and
 //! whether NCCL hands over memory of the GPU or host memory to which its own kernels have pushed.
 
-use std::sync::{Arc, Mutex, Once};
+use std::sync::{Mutex, Once};
 
-use pushgate::settings::{NetPath, PluginSettings, QpKind};
+use pushgate::settings::{NetLanding, NetPath, PluginSettings, QpKind};
 use pushgate_driver_shim::abi;
 use pushgate_gpu_kernels::DeviceChoice;
 use pushgate_pcie_model::findings::Findings;
 use pushgate_proxy::link::verbs::Device;
-use pushgate_topology::{Address, Sysfs, Topology};
+use pushgate_topology::{Address, Pair, Sysfs, Topology};
 
 use crate::error::{Code, Failure, Result};
 use crate::gpu::{self, Gpu};
 use crate::log;
-use crate::plan::{self, Landing, Plan, Way};
+use crate::plan::{self, Plan, Way};
 use crate::props::LONGEST;
-use crate::reach::Reach;
+use crate::rdma::Rdma;
+use crate::reach::{Reach, Sample};
 use crate::registration::Mr;
 
 /// What is done with GPU memory over `local` queue pairs.
@@ -28,91 +29,98 @@ const OVER_TCP: &str = "over TCP the kernel copies host memory at both ends, so 
 pub struct Opened {
     pub index: u32,
     pub gpu: Gpu,
-    pub rdma: Option<OverRdma>,
-    /// The reason, as a sentence.
-    pub why: String,
+    /// Over each of the RDMA devices.
+    pub rdma: Vec<OverRdma>,
+    /// The reasons, as sentences.
+    pub why: Vec<String>,
 }
 
-/// What is done with a GPU's memory over RDMA.
+/// What is done with a GPU's memory over an RDMA device.
 pub struct OverRdma {
     pub plan: Plan,
     /// How the RDMA device registers that memory, if the plan needs that.
     pub reach: Option<Reach>,
-}
-
-impl OverRdma {
-    /// Whether NCCL must hand over dma-bufs.
-    pub fn by_dma_buf(&self) -> bool {
-        self.reach.as_ref().is_some_and(Reach::by_dma_buf)
-    }
+    /// The RDMA device takes that memory by dma-buf, if any GPU's plan over the device needs that.
+    pub dma_buf: bool,
 }
 
 impl Opened {
-    /// Opens a GPU, on the thread on which it is current. `told` is set for a GPU other than the
-    /// first: what NCCL was told about the first one.
-    pub fn new(
-        index: u32,
-        device: Option<&Arc<Device>>,
-        settings: &PluginSettings,
-        told: Option<Told>,
-    ) -> Result<Opened> {
-        let PluginSettings { path, landing, .. } = *settings;
+    /// Opens a GPU, on the thread on which it is current.
+    pub fn new(index: u32, devices: &[&Rdma], settings: &PluginSettings) -> Result<Opened> {
         let gpu = Gpu::open(index)?;
-        let (rdma, why) = match device {
-            None => (None, format!("{OVER_LOCAL} ({})", gpu.describe())),
-            Some(device) => {
-                let reach = Reach::of(&gpu, device)?;
-                let registers = reach.as_ref().map(|_| ()).map_err(|why| why.as_str());
-                let way = way(&gpu, device);
-                let chosen = match told {
-                    None => plan::choose(path, landing, &way, registers),
-                    Some(told) => plan::choose_beside(told.landing, path, landing, &way, registers),
-                };
-                let (plan, why) = chosen.map_err(|e| match told {
-                    Some(told) => beside_failed(index, told.landing, &e.why),
-                    None => settings.refused(e.setting, format!("{}: {}", e.allowed, e.why)).into(),
+        if devices.is_empty() {
+            let why = vec![format!("{OVER_LOCAL} ({})", gpu.describe())];
+            return Ok(Opened { index, gpu, rdma: Vec::new(), why });
+        }
+        let PluginSettings { path, landing, .. } = *settings;
+        let sample = Sample::of(&gpu)?;
+        let around = Around::here(&gpu);
+        let mut rdma = Vec::new();
+        // Devices of which the same is to be said are named together.
+        let mut said: Vec<(String, Vec<&str>, String)> = Vec::new();
+        for Rdma { device, .. } in devices {
+            let reach = Reach::of(&sample, device);
+            let registers = reach.as_ref().map(|_| ()).map_err(|why| why.as_str());
+            let (plan, why) =
+                plan::choose(path, landing, &around.way_to(device), registers).map_err(|e| {
+                    settings.refused(e.setting, format!("{}: {}: {}", e.allowed, device.name(), e.why))
                 })?;
-                let reach = reach.ok().filter(|_| plan.reaches());
-                let how = reach.as_ref().map_or(String::new(), |r| format!("; {}", r.describe()));
-                let why = format!("{plan}: {why} ({}, {}{how})", gpu.describe(), device.name());
-                (Some(OverRdma { plan, reach }), why)
+            // Where this GPU is far from the device, another GPU of the process may be near.
+            let dma_buf = landing != NetLanding::Host && reach.as_ref().is_ok_and(Reach::by_dma_buf);
+            let reach = reach.ok().filter(|_| plan.reaches());
+            let how = reach.as_ref().map_or(String::new(), |r| format!("; {}", r.describe()));
+            let why = format!("{plan}: {why} ({}, ", gpu.describe());
+            match said.iter_mut().find(|(before, _, after)| (before, after) == (&why, &how)) {
+                Some((_, names, _)) => names.push(device.name()),
+                None => said.push((why, vec![device.name()], how)),
             }
-        };
-        Ok(Opened { index, gpu, rdma, why })
+            rdma.push(OverRdma { plan, reach, dma_buf });
+        }
+        let why = said.into_iter().map(|(why, names, how)| format!("{why}{}{how})", names.join(", ")));
+        Ok(Opened { index, gpu, rdma, why: why.collect() })
     }
 
     /// Joins the GPU's copier, if some connections need one. The error is a sentence.
     pub fn join_copier(&mut self, settings: &PluginSettings) -> Result<(), String> {
         // Connections over `local` copy, whatever the plan over RDMA is.
-        let copies = self.rdma.as_ref().is_none_or(|rdma| rdma.plan.copies()) || settings.qp == QpKind::Auto;
+        let copies = self.rdma.is_empty()
+            || self.rdma.iter().any(|rdma| rdma.plan.copies())
+            || settings.qp == QpKind::Auto;
         if copies {
             self.gpu.join_copier(&settings.copier_cpus)?;
-            self.why +=
-                &self.gpu.copier().map_or(String::new(), |pid| format!("; the copier is process {pid}"));
+            let copier =
+                self.gpu.copier().map_or(String::new(), |pid| format!("; the copier is process {pid}"));
+            self.why.iter_mut().for_each(|why| *why += &copier);
         }
         Ok(())
     }
+
+    /// For which devices NCCL must hand over dma-bufs.
+    pub fn dma_bufs(&self) -> Vec<bool> {
+        self.rdma.iter().map(|over| over.dma_buf).collect()
+    }
 }
 
-/// The error for a GPU for which messages can't arrive in the way that NCCL was told.
-fn beside_failed(index: u32, told: Landing, why: &str) -> Failure {
-    let place = if told == Landing::Gpu { "its own" } else { "host" };
-    let text = format!(
-        "messages for GPU {index} must arrive as those for the first GPU of the process, in {place} memory: \
-         {why}; set PUSHGATE_PATH=push and PUSHGATE_LANDING=host"
-    );
-    Failure::new(Code::Usage, text)
+/// How packets travel between a GPU and the RDMA devices, as sysfs shows it, with what a probe of this host found.
+struct Around {
+    at: Option<Address>,
+    pairs: Vec<Pair>,
+    findings: Option<Findings>,
 }
 
-/// How packets travel between GPU and RDMA device, as sysfs shows it, with what a probe of this
-/// host found.
-fn way(gpu: &Gpu, device: &Device) -> Way {
-    let Some(at) = gpu.pci().and_then(|at| at.parse::<Address>().ok()) else { return Way::of(None, None) };
-    let topology = Sysfs::host().read();
-    let findings = findings(&topology);
-    let pairs = topology.pairs();
-    let pair = pairs.iter().find(|pair| pair.gpu == at && pair.name == device.name());
-    Way::of(pair, findings.as_ref())
+impl Around {
+    fn here(gpu: &Gpu) -> Around {
+        let Some(at) = gpu.pci().and_then(|at| at.parse().ok()) else {
+            return Around { at: None, pairs: Vec::new(), findings: None };
+        };
+        let topology = Sysfs::host().read();
+        Around { at: Some(at), pairs: topology.pairs(), findings: findings(&topology) }
+    }
+
+    fn way_to(&self, device: &Device) -> Way {
+        let is_this = |pair: &&Pair| Some(pair.gpu) == self.at && pair.name == device.name();
+        Way::of(self.pairs.iter().find(is_this), self.findings.as_ref())
+    }
 }
 
 /// What a probe of this host found, if one has run.
@@ -127,24 +135,18 @@ pub fn findings(topology: &Topology) -> Option<Findings> {
 pub struct Choice {
     /// NCCL may hand over GPU memory; the first GPU, once opened.
     pub gpu: Option<Mutex<Option<Opened>>>,
-    /// What NCCL was told about GPU memory over RDMA, which holds for every GPU.
-    pub told: Option<Told>,
-    /// The reason, as a sentence.
-    pub why: String,
-}
-
-/// What NCCL was told about GPU memory over RDMA ([`Choice::told`]).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Told {
-    pub landing: Landing,
-    pub dma_buf: bool,
+    /// For which RDMA devices NCCL was told to hand over dma-bufs, which holds for every GPU.
+    pub dma_bufs: Vec<bool>,
+    /// The reasons, as sentences.
+    pub why: Vec<String>,
 }
 
 impl Choice {
-    /// Chooses by the settings and by what the host has. `device` is the RDMA device, if there is one and the settings use
-    /// it.
-    pub fn of(settings: &PluginSettings, device: Option<&Arc<Device>>) -> Result<Choice> {
-        let bounce = |why: &str| Ok(Choice { gpu: None, told: None, why: format!("path bounce: {why}") });
+    /// Chooses by the settings and by what the host has: the RDMA devices, if the settings use them.
+    pub fn of(settings: &PluginSettings, devices: &[&Rdma]) -> Result<Choice> {
+        let bounce = |why: &str| {
+            Ok(Choice { gpu: None, dma_bufs: Vec::new(), why: vec![format!("path bounce: {why}")] })
+        };
         let refused = |allowed: &str| Err(settings.refused("path", allowed).into());
         match (settings.path, settings.qp) {
             (NetPath::Bounce, _) => return bounce("as asked for; NCCL's kernels push to host memory"),
@@ -153,7 +155,7 @@ impl Choice {
                     "auto, push or bounce with qp = local (pull needs a NIC that reads GPU memory)",
                 );
             }
-            (NetPath::Pull, _) if device.is_none() => {
+            (NetPath::Pull, _) if devices.is_empty() => {
                 return refused(
                     "auto, push or bounce without an RDMA device (pull needs a NIC that reads GPU memory)",
                 );
@@ -174,7 +176,7 @@ impl Choice {
                 false => bounce("the calling thread has no GPU"),
             };
         };
-        match Opened::new(index, device, settings, None) {
+        match Opened::new(index, devices, settings) {
             Ok(mut opened) => {
                 if let Err(why) = opened.join_copier(settings) {
                     let why = format!("no other process can copy GPU memory here: {why}");
@@ -185,10 +187,8 @@ impl Choice {
                         )),
                     };
                 }
-                let told =
-                    opened.rdma.as_ref().map(|r| Told { landing: r.plan.landing, dma_buf: r.by_dma_buf() });
-                let why = opened.why.clone();
-                Ok(Choice { gpu: Some(Mutex::new(Some(opened))), told, why })
+                let (dma_bufs, why) = (opened.dma_bufs(), opened.why.clone());
+                Ok(Choice { gpu: Some(Mutex::new(Some(opened))), dma_bufs, why })
             }
             // Do not fall back silently to another path: all ranks must use the same one.
             Err(e) => {
@@ -199,7 +199,7 @@ impl Choice {
 }
 
 /// Variables that the plugin sets for NCCL unless the user has set them. NCCL hands GPU memory only
-/// to a NIC that it takes to be near the GPU, and ours has no place on PCIe. With NCCL's own choice
+/// to a NIC that it takes to be near the GPU, and ours may be far or have no place on PCIe. With NCCL's own choice
 /// of channels too little is under way to fill the GPU's link, or too few sockets are used. (NCCL has
 /// counted its channels to a peer before it asks any plugin.)
 const TOLD: [(&str, &str); 2] = [("NCCL_NET_GDR_LEVEL", "SYS"), ("NCCL_MIN_NCHANNELS", "8")];

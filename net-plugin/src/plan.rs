@@ -27,8 +27,8 @@ pub enum Landing {
     Host,
 }
 
-/// How messages leave and where they arrive, for one GPU. What NCCL is told follows from the
-/// landing, so the landing is the same for all GPUs of a process.
+/// How messages leave and where they arrive, for one GPU over one RDMA device. Nothing that NCCL is told follows from it but whether
+/// memory is handed over as dma-bufs, so the connections of a process may have different plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
     pub out: Out,
@@ -159,30 +159,6 @@ pub fn choose(
     Ok((Plan { out, landing }, way.why.clone()))
 }
 
-/// Chooses a plan for a GPU other than the first of its process; messages for it arrive by `told`.
-///
-/// NCCL was told the first GPU's landing: whether messages come to a device with a place on PCIe
-/// (and so whether LL128 may be used), and whether with dma-bufs. NCCL asks once for all GPUs. How
-/// messages leave concerns only this GPU. The reason also says what the plan would have been for
-/// this GPU alone.
-pub fn choose_beside(
-    told: Landing,
-    path: NetPath,
-    landing: NetLanding,
-    way: &Way,
-    registers: Result<(), &str>,
-) -> Result<(Plan, String), Impossible> {
-    let asked = if told == Landing::Gpu { NetLanding::Gpu } else { NetLanding::Host };
-    let (plan, why) = choose(path, asked, way, registers)?;
-    Ok(match choose(path, landing, way, registers) {
-        Ok((alone, _)) if alone != plan => {
-            let first = "messages arrive as for the first GPU of the process, because NCCL is told of only one landing";
-            (plan, format!("{first}; alone it would take {alone} ({why})"))
-        }
-        _ => (plan, why),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -239,41 +215,6 @@ mod tests {
             }
         }
         assert_eq!(chosen(NetPath::Push, NetLanding::Auto, Distance::SameSwitch), (Out::Push, Landing::Gpu));
-    }
-
-    #[test]
-    fn a_second_gpu_lands_as_the_first_and_leaves_as_is_best_for_it() {
-        use Distance::{AcrossSockets, SameRootComplex, SameSwitch, Unknown};
-        let beside = |told, path, distance| {
-            let way = Way { why: "its own way".into(), ..way(distance) };
-            choose_beside(told, path, NetLanding::Auto, &way, Ok(())).unwrap()
-        };
-        for (told, path, distance, out, alone) in [
-            // The first GPU is below the RDMA device's switch, or at its root complex.
-            (Landing::Gpu, NetPath::Auto, SameSwitch, Out::Pull, None),
-            (Landing::Gpu, NetPath::Auto, SameRootComplex, Out::Push, None),
-            (Landing::Gpu, NetPath::Auto, AcrossSockets, Out::Push, Some("landing host")),
-            (Landing::Gpu, NetPath::Push, SameSwitch, Out::Push, None),
-            (Landing::Gpu, NetPath::Pull, AcrossSockets, Out::Pull, None),
-            // The first GPU is far from the RDMA device.
-            (Landing::Host, NetPath::Auto, SameSwitch, Out::Push, Some("path pull")),
-            (Landing::Host, NetPath::Push, SameRootComplex, Out::Push, Some("landing gpu")),
-            (Landing::Host, NetPath::Auto, Unknown, Out::Push, None),
-        ] {
-            let (plan, why) = beside(told, path, distance);
-            assert_eq!(plan, Plan { out, landing: told }, "{path} {distance}");
-            assert!(why.contains("its own way"), "{why}");
-            let said = why.split_once("alone it would take ").map(|(_, alone)| alone);
-            assert_eq!(said.is_some(), alone.is_some(), "{why}");
-            assert!(alone.is_none_or(|alone| said.unwrap().contains(alone)), "{why}");
-        }
-        // NCCL may use LL128 because of the first GPU, so the landing must not change silently.
-        let way = way(SameSwitch);
-        let e = choose_beside(Landing::Gpu, NetPath::Auto, NetLanding::Auto, &way, Err("no module"));
-        assert_eq!(e.unwrap_err().setting, "landing");
-        let (plan, _) =
-            choose_beside(Landing::Host, NetPath::Auto, NetLanding::Auto, &way, Err("no module")).unwrap();
-        assert_eq!(plan, Plan { out: Out::Push, landing: Landing::Host });
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! The threads run as long as a context or a connection needs them. (Contexts came with v11 of the interface; in earlier
 //! versions NCCL never says that it is done.)
 
+use std::ffi::c_int;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
@@ -13,8 +14,9 @@ use pushgate_proxy::recorder;
 use crate::comm::Comm;
 use crate::error::{Code, Failure, Result};
 use crate::handle;
-use crate::handshake::Attempts;
-use crate::props::Properties;
+use crate::handshake::{Attempts, Listener, Made};
+use crate::join::{Purpose, Role};
+use crate::props::{Network, Properties};
 use crate::runtime::{Loaded, Runtime};
 
 /// One of NCCL's communicators.
@@ -65,8 +67,8 @@ pub fn load() -> Result<()> {
 pub fn open(traffic_class: Option<u8>, communicator: u64) -> Result<Context> {
     load()?;
     let runtime = running()?;
-    // Opened before NCCL's kernels run.
-    runtime.lane()?;
+    // Before NCCL's kernels run.
+    runtime.open_gpu()?;
     let _job = recorder::announce(&format!("nccl-{communicator:x}"));
     Ok(Context { traffic_class, _job, _runtime: runtime })
 }
@@ -86,10 +88,15 @@ pub fn close(context: Context) {
     }
 }
 
-/// The properties that getProperties returns.
-pub fn properties() -> Result<Properties> {
+/// Calls `with` for the devices that NCCL is told of.
+pub fn network<T>(with: impl FnOnce(&Network) -> Result<T>) -> Result<T> {
     here()?;
-    Ok(loaded(&process())?.properties)
+    with(&loaded(&process())?.network)
+}
+
+/// What getProperties returns of a device.
+pub fn properties(dev: c_int) -> Result<Properties> {
+    network(|network| network.get(dev).copied())
 }
 
 fn loaded(process: &Process) -> Result<&Arc<Loaded>> {
@@ -119,8 +126,38 @@ pub fn running_with_attempts() -> Result<(Arc<Runtime>, Arc<Attempts>)> {
     Ok((runtime, attempts))
 }
 
-/// Connects to the listener of a handle, if that can be completed by now ([`Attempts::connect`]).
-pub fn connect(handle: &mut [u8; handle::BYTES], class: Option<u8>) -> Result<Option<Box<Comm>>> {
+/// What NCCL calls a listenComm.
+pub struct Listening {
+    listener: Listener,
+    purpose: Purpose,
+}
+
+impl Listening {
+    /// Starts to listen for connections over device `dev` of this process; returns the handle for connectors, whose device is theirs.
+    pub fn new(dev: c_int, class: Option<u8>) -> Result<(Self, [u8; handle::BYTES])> {
+        let purpose = messages(dev)?;
+        let (listener, bytes) = Listener::new(running()?, class)?;
+        Ok((Listening { listener, purpose }, bytes))
+    }
+
+    /// Returns the next connection if it is ready.
+    pub fn accept(&self) -> Result<Option<Box<Comm>>> {
+        let made = self.listener.next(&self.purpose)?;
+        let runtime = self.listener.runtime();
+        made.map(|Made { joined, line }| Comm::new(runtime.clone(), *joined, line, Role::Receive)).transpose()
+    }
+}
+
+/// Connects over device `dev` of this process to the listener of a handle, if that can be completed by now ([`Attempts::dial`]).
+pub fn connect(dev: c_int, handle: &mut [u8; handle::BYTES], class: Option<u8>) -> Result<Option<Box<Comm>>> {
+    let purpose = messages(dev)?;
     let (runtime, attempts) = running_with_attempts()?;
-    attempts.connect(runtime, handle, class)
+    let made = attempts.dial(&runtime, handle, class, &purpose)?;
+    made.map(|Made { joined, line }| Comm::new(runtime, *joined, line, Role::Send)).transpose()
+}
+
+/// What connections of NCCL's network table over device `dev` are for.
+fn messages(dev: c_int) -> Result<Purpose> {
+    properties(dev)?;
+    Ok(Purpose::Messages { dev: dev as usize })
 }

@@ -8,11 +8,22 @@ use pushgate_gpu_kernels::DeviceBuffer;
 use pushgate_proxy::link::verbs::{Device, Word};
 use pushgate_proxy::region::Exported;
 
-use crate::error::{Failure, Result};
+use crate::error::Failure;
 use crate::gpu::Gpu;
 
 /// How many bytes are tried: a page of any GPU.
 const BYTES: usize = 64 << 10;
+
+/// Memory of a GPU on which registrations are tried.
+#[derive(Clone)]
+pub struct Sample(Arc<DeviceBuffer>);
+
+impl Sample {
+    /// Allocates it, on the thread on which the GPU is current.
+    pub fn of(gpu: &Gpu) -> crate::error::Result<Sample> {
+        Ok(Sample(Arc::new(gpu.memory(BYTES)?)))
+    }
+}
 
 /// How the RDMA device registered the memory of a GPU.
 pub struct Reach {
@@ -22,9 +33,8 @@ pub struct Reach {
 
 impl Reach {
     /// Tries to register, on the thread on which the GPU is current: by dma-buf, then by address.
-    /// The inner `Err` says why neither works.
-    pub fn of(gpu: &Gpu, device: &Arc<Device>) -> Result<Result<Reach, String>> {
-        let memory = Arc::new(gpu.memory(BYTES)?);
+    /// The `Err` says why neither works.
+    pub fn of(Sample(memory): &Sample, device: &Arc<Device>) -> Result<Reach, String> {
         let mut why = Vec::new();
         let dma_buf = match memory.export() {
             Ok(Some(d)) => Some(Exported::DmaBuf(Arc::new(d.fd), d.offset)),
@@ -40,11 +50,11 @@ impl Reach {
         for exported in dma_buf.into_iter().chain([Exported::Address]) {
             // SAFETY: a buffer of ours; the export is of that buffer.
             match unsafe { device.try_device_memory(memory.addr(), memory.len(), &exported) } {
-                Ok(()) => return Ok(Ok(Reach { memory, exported })),
+                Ok(()) => return Ok(Reach { memory: memory.clone(), exported }),
                 Err(e) => why.push(e.to_string()),
             }
         }
-        Ok(Err(why.join("; ")))
+        Err(why.join("; "))
     }
 
     /// Whether NCCL must hand over dma-bufs.
@@ -70,7 +80,7 @@ impl Reach {
 
 /// The export for memory that NCCL registers: with the dma-buf and the offset that NCCL hands over,
 /// or with the address alone. NCCL closes its descriptor when the call returns.
-pub fn exported(dma_buf: Option<(BorrowedFd<'_>, u64)>) -> Result<Exported> {
+pub fn exported(dma_buf: Option<(BorrowedFd<'_>, u64)>) -> crate::error::Result<Exported> {
     Ok(match dma_buf {
         None => Exported::Address,
         Some((fd, offset)) => {

@@ -1,5 +1,5 @@
 //! The running threads of a process, one set for all of its communicators: an engine for each GPU that a rank of this
-//! process uses, and more for connections over TCP ([`Lane`]), the watch of connections, and the settings that they were
+//! process uses and each RDMA device that its connections go over, and more for connections over TCP ([`Lane`]), the watch of connections, and the settings that they were
 //! started with.
 
 use std::collections::HashMap;
@@ -17,20 +17,20 @@ use pushgate_proxy::engine::{Drive, Engine, EngineOptions, QpId, StallReport};
 use pushgate_proxy::idle::Wake;
 use pushgate_proxy::linger::Lingered;
 use pushgate_proxy::link::tcp::{Host, Readiness, Tuning};
-use pushgate_proxy::link::verbs::Device;
-use pushgate_proxy::link::verbs::choice::Distance;
 use pushgate_proxy::memory::Keep;
 use pushgate_topology::Sysfs;
 
 use crate::alike::Alike;
 use crate::error::{Code, Failure, Result};
 use crate::gpu::{self, Gpu};
+use crate::hosts::{Hosts, Listed};
 use crate::identity::Identity;
 use crate::listening::{listen_tcp, own_address};
 use crate::log;
-use crate::path::{self, Choice, Opened, OverRdma, Told};
-use crate::props::Properties;
+use crate::path::{self, Choice, Opened, OverRdma};
+use crate::props::{Network, Properties};
 use crate::ranks::{Cores, Ranks};
+use crate::rdma::{self, Rdma};
 use crate::taken;
 use crate::under_way::{self, UnderWay};
 use crate::watch::Watch;
@@ -39,19 +39,22 @@ use crate::watch::Watch;
 pub struct Loaded {
     pub settings: PluginSettings,
     pub identity: Identity,
-    /// The RDMA device for `verbs` queue pairs.
-    pub rdma: Option<Arc<Device>>,
+    /// The RDMA devices for `verbs` queue pairs, as NCCL numbers them.
+    pub rdma: Vec<Arc<Rdma>>,
     /// Why there is none, where the settings leave it open.
     pub no_rdma: Option<String>,
     /// Where this process meets others over `tcp` queue pairs, if the settings allow these.
     pub tcp: Option<IpAddr>,
-    pub properties: Properties,
+    /// The devices that NCCL is told of.
+    pub network: Network,
     /// What the other ends must have been told too.
     pub alike: Alike,
+    /// The RDMA devices, for other ranks of this host; nothing without.
+    pub listed: Option<Listed>,
     /// NCCL may hand over memory of GPUs; the first of them, already opened.
     pub gpu: Option<Mutex<Option<Opened>>>,
-    /// What NCCL was told about GPU memory.
-    told: Option<Told>,
+    /// For which RDMA devices NCCL was told to hand over dma-bufs.
+    dma_bufs: Vec<bool>,
     /// What all connections have under way in their windows. Bounded where GPUs copy.
     pub under_way: Arc<UnderWay>,
     cores: Cores,
@@ -65,24 +68,31 @@ pub struct Runtime {
     /// Where `tcp` queue pairs meet their other ends, from the first one on.
     tcp: Mutex<Option<Arc<Host>>>,
     pub loaded: Arc<Loaded>,
+    /// The RDMA devices of the hosts of which this process has heard.
+    pub hosts: Hosts,
     pub lingered: Lingered,
     /// What ends with the runtime, for the runtime's owner.
     _keep: Keep,
     next_seed: AtomicU64,
 }
 
-/// The lanes of a GPU, or of all connections without one.
+/// The lanes of a GPU, or of all connections without one. Each is started when it is needed.
 struct Lanes {
-    /// For all connections but those over TCP, and for those where NCCL's threads carry them.
-    first: Arc<Lane>,
+    /// For connections over `local`, and for those over TCP where NCCL's threads carry them.
+    first: Option<Arc<Lane>>,
+    /// For connections over RDMA, by the number of the device.
+    verbs: HashMap<usize, Arc<Lane>>,
     /// For connections over TCP, which take the lanes in turn: a lane's thread copies through the kernel what its connections
     /// send and receive, so one alone would be as slow as one core.
     tcp: Vec<Arc<Lane>>,
     /// Connections over TCP that were given a lane.
     given: usize,
+    /// What is done with the GPU's memory over each RDMA device. Dropped before the GPU, because it holds some of the GPU's memory.
+    rdma: Vec<Arc<OverRdma>>,
+    gpu: Option<Arc<Gpu>>,
 }
 
-/// An engine, and the GPU that its connections are for.
+/// An engine, and the GPU and the RDMA device that its connections are for.
 pub struct Lane {
     /// Dropped before the GPU, because its mover uses the GPU's memory.
     pub engine: Arc<Engine>,
@@ -91,8 +101,10 @@ pub struct Lane {
     pub bell: Arc<EventFd>,
     /// Which streams of the lane's connections over TCP can go on.
     pub readiness: Arc<Readiness>,
-    /// Dropped before the GPU, because it holds some of the GPU's memory. `None` on lanes for TCP alone too.
-    pub rdma: Option<OverRdma>,
+    /// Of a lane for connections over RDMA, as all RMA lanes may be.
+    pub device: Option<Arc<Rdma>>,
+    /// What is done with the GPU's memory over the device. Dropped before the GPU, because it holds some of the GPU's memory.
+    pub over_rdma: Option<Arc<OverRdma>>,
     pub gpu: Option<Arc<Gpu>>,
 }
 
@@ -155,53 +167,46 @@ impl Loaded {
             return Err(settings.refused("window", "memory in the NCCL plugin").into());
         }
         let (rdma, no_rdma) = match settings.qp {
-            QpKind::Local => (None, None),
-            QpKind::Tcp => (None, Some("qp = tcp here".into())),
-            qp => {
-                let port = settings.ib_port as u8;
-                let opened = match settings.rdma_device("in the NCCL plugin")? {
-                    Some(name) => Device::open(name, port),
-                    // Whose GPU it will serve is not known yet.
-                    None => Device::choose(port, &pushgate::rdma::wish(&settings), |_| Distance::default()),
-                };
-                match opened {
-                    Ok(device) => (Some(device), None),
-                    // Ranks of this host need none.
-                    Err(e) if qp == QpKind::Auto => (None, Some(e.to_string())),
-                    Err(e) => return Err(e.into()),
-                }
-            }
+            QpKind::Local => (Vec::new(), None),
+            QpKind::Tcp => (Vec::new(), Some("qp = tcp here".into())),
+            qp => match rdma::open(&settings)? {
+                Ok(devices) => (devices, None),
+                // Ranks of this host need none.
+                Err(e) if qp == QpKind::Auto => (Vec::new(), Some(e.to_string())),
+                Err(e) => return Err(e.into()),
+            },
         };
+        let first = rdma.first().map(|rdma| &*rdma.device);
         let tcp = match settings.qp {
             QpKind::Tcp => Some(own_address(&settings, None)?),
             // Ranks of this host need none.
-            QpKind::Auto => own_address(&settings, rdma.as_deref()).ok(),
+            QpKind::Auto => own_address(&settings, first).ok(),
             _ => None,
         };
-        let path = Choice::of(&settings, rdma.as_ref())?;
+        let path = Choice::of(&settings, &rdma.iter().collect::<Vec<_>>())?;
         let over_tcp = settings.qp == QpKind::Tcp;
         let wants_gpu = path::wants_gpu_memory(&settings);
-        // How many devices there are must not depend on what this host or rank has (`alike.rs`).
-        let properties = match &rdma {
+        let network = match rdma.is_empty() {
             // Over TCP as many devices with GPU memory as without, for as many connections.
-            None if over_tcp => Properties::local(true).in_order(),
-            None => Properties::local(wants_gpu),
-            Some(device) if wants_gpu && settings.qp == QpKind::Auto => Properties::of(device).beside_local(),
-            Some(device) => Properties::of(device),
+            true if over_tcp => Network::of_host(true).in_order(),
+            true => Network::of_host(wants_gpu),
+            false => Network::of_devices(rdma::properties(&rdma)),
         };
-        let properties = match (&rdma, path.told) {
-            (Some(_), Some(told)) => properties.with_gpu(told.landing, told.dma_buf),
-            _ => properties.with_gpu_memory(path.gpu.is_some()),
-        };
-        log::init(&path.why);
+        if let Some(why) = network.merging(|name| std::env::var(name).ok()) {
+            return Err(Failure::new(Code::Usage, why));
+        }
+        let network = network
+            .with_gpu_memory(path.gpu.is_some())
+            .with_dma_bufs(|dev| path.dma_bufs.get(dev).is_some_and(|takes| *takes));
+        path.why.iter().for_each(|why| log::init(why));
         if wants_gpu || over_tcp {
             path::tell_nccl(settings.qp);
         }
         if wants_gpu {
             taken::tell_without_tuner();
         }
-        let alike = Alike::here(&settings, &properties);
-        if settings.qp == QpKind::Auto && rdma.is_some() && path.gpu.is_some() {
+        let alike = Alike::here(&settings, &network);
+        if settings.qp == QpKind::Auto && !rdma.is_empty() && path.gpu.is_some() {
             log::init(&format!("over local queue pairs: {}", path::OVER_LOCAL));
         }
         let topology = Sysfs::host().read();
@@ -213,9 +218,25 @@ impl Loaded {
             bound
         }));
         let identity = Identity::here();
-        let (gpu, told) = (path.gpu, path.told);
-        let loaded =
-            Loaded { settings, identity, rdma, no_rdma, tcp, properties, alike, gpu, told, under_way, cores };
+        let names: Vec<_> = rdma.iter().map(|rdma| rdma.device.name()).collect();
+        let id = std::env::var("NCCL_HOSTID").ok();
+        let listed = (!names.is_empty()).then(|| Listed::here(&identity, id.as_deref(), &names));
+        let (gpu, dma_bufs) = (path.gpu, path.dma_bufs);
+        let rdma = rdma.into_iter().map(Arc::new).collect();
+        let loaded = Loaded {
+            settings,
+            identity,
+            rdma,
+            no_rdma,
+            tcp,
+            network,
+            alike,
+            listed,
+            gpu,
+            dma_bufs,
+            under_way,
+            cores,
+        };
         let window = loaded.settings.net_window_size;
         log::init(&format!("queue pairs are {}; window of {window} bytes a connection", loaded.transports()));
         Ok(loaded)
@@ -223,7 +244,7 @@ impl Loaded {
 
     /// Which ranks are reached over which transport, for the log.
     fn transports(&self) -> String {
-        let Some(device) = &self.rdma else {
+        if self.rdma.is_empty() {
             let why = self.no_rdma.as_ref().map(|why| format!(", for lack of an RDMA device ({why})"));
             let why = why.unwrap_or_default();
             return match (self.settings.qp, self.tcp) {
@@ -231,20 +252,19 @@ impl Loaded {
                 (_, Some(at)) => format!("local to ranks of this host, tcp to others, at {at}{why}"),
                 (_, None) => format!("local: ranks of this host only{why}"),
             };
-        };
+        }
         let kinds = match self.settings.qp {
-            QpKind::Auto => {
-                "local to ranks of this host, verbs to others (tcp to those without an RDMA device)"
-            }
+            QpKind::Auto => "local to ranks of this host, verbs to others",
             _ => "verbs",
         };
-        let speed = self.properties.devices * self.properties.speed;
-        format!("{kinds}: {} port {}, {speed} Mbit/s", device.name(), device.port())
+        let of = |(rdma, p): (&Arc<Rdma>, &Properties)| format!("{}, {} Mbit/s", rdma.describe(), p.speed);
+        let devices: Vec<_> = self.rdma.iter().zip(self.network.all()).map(of).collect();
+        format!("{kinds}: {}", devices.join("; "))
     }
 
     /// Whether there are queue pairs to ranks of other hosts.
     pub fn reaches_others(&self) -> bool {
-        self.rdma.is_some() || self.tcp.is_some()
+        !self.rdma.is_empty() || self.tcp.is_some()
     }
 
     /// The socket at which other hosts dial this process again when a connection broke, how long a connection may be gone, and
@@ -260,20 +280,21 @@ impl Loaded {
         }
     }
 
-    /// Opens a GPU other than the first: messages for it arrive as NCCL was told about the first.
+    /// Opens a GPU other than the first, whose memory NCCL hands over as it was told for the first.
     fn another(&self, index: u32) -> Result<Opened> {
-        let mut opened = Opened::new(index, self.rdma.as_ref(), &self.settings, self.told)?;
+        let devices: Vec<_> = self.rdma.iter().map(|rdma| &**rdma).collect();
+        let mut opened = Opened::new(index, &devices, &self.settings)?;
         opened.join_copier(&self.settings).map_err(|why| {
             let text = format!("no other process can copy memory of GPU {index}: {why}; set PUSHGATE_PATH=bounce on all ranks");
             Failure::new(Code::System, text)
         })?;
-        log::init(&format!("GPU {index}, beside the first: {}", opened.why));
-        if opened.rdma.as_ref().map(OverRdma::by_dma_buf) == self.told.map(|told| told.dma_buf) {
-            return Ok(opened);
-        }
+        opened.why.iter().for_each(|why| log::init(&format!("GPU {index}, beside the first: {why}")));
+        let unlike = |(over, told): (&OverRdma, &bool)| over.reach.is_some() && over.dma_buf != *told;
+        let Some(dev) = opened.rdma.iter().zip(&self.dma_bufs).position(unlike) else { return Ok(opened) };
         let text = format!(
-            "the memory of GPU {index} is registered with the RDMA device in another way than that of the first GPU \
-             of the process; set PUSHGATE_PATH=push and PUSHGATE_LANDING=host"
+            "the memory of GPU {index} is registered with {} in another way than that of the first GPU of the process; \
+             set PUSHGATE_PATH=push and PUSHGATE_LANDING=host",
+            self.rdma[dev].describe()
         );
         Err(Failure::new(Code::Usage, text))
     }
@@ -302,18 +323,30 @@ impl Runtime {
         let mut settings = PluginSettings::default();
         settings.net_window_size = window;
         change(&mut settings);
-        let properties = Properties::local(false);
+        let network = Network::of_host(false);
         let (identity, no_rdma) = (Identity::here(), Some("a test has none".into()));
         let under_way = UnderWay::new(match settings.net_under_way {
             AutoOr::Is(most) => Some(under_way::Bound { most, each_gpu: false }),
             _ => None,
         });
-        let (rdma, gpu, told) = (None, None, None);
+        let (rdma, gpu, dma_bufs, listed) = (Vec::new(), None, Vec::new(), None);
         let tcp = (settings.qp == QpKind::Tcp).then_some(std::net::Ipv4Addr::LOCALHOST.into());
-        let alike = Alike::here(&settings, &properties);
+        let alike = Alike::here(&settings, &network);
         let cores = Cores::here(Ranks::Told(1));
-        let loaded =
-            Loaded { settings, identity, rdma, no_rdma, tcp, properties, alike, gpu, told, under_way, cores };
+        let loaded = Loaded {
+            settings,
+            identity,
+            rdma,
+            no_rdma,
+            tcp,
+            network,
+            alike,
+            listed,
+            gpu,
+            dma_bufs,
+            under_way,
+            cores,
+        };
         Arc::new(Runtime::start(Arc::new(loaded), Arc::new(())).expect("a thread"))
     }
 }
@@ -335,22 +368,42 @@ impl Runtime {
             lanes: Mutex::default(),
             tcp: Mutex::default(),
             lingered: lingered(loaded.settings.recovery()),
+            hosts: Hosts::new(loaded.listed.as_ref()),
             loaded,
             _keep: keep,
             next_seed: AtomicU64::new(0),
         })
     }
 
-    /// The first lane of the GPU that is current on this thread; started if needed.
-    pub fn lane(&self) -> Result<Arc<Lane>> {
-        self.with_lanes(|lanes| Ok(lanes.first.clone()))
+    /// Opens the GPU that is current on this thread, if NCCL hands its memory over.
+    pub fn open_gpu(&self) -> Result<()> {
+        self.with_lanes(|_| Ok(()))
     }
 
-    /// A lane of its own for an RMA coll comm, for the GPU that is current on this thread. NCCL's thread that calls for the
-    /// coll comm's progress drives it, if the settings don't say otherwise.
-    pub fn rma_lane(&self) -> Result<Arc<Lane>> {
-        let first = self.lane()?;
-        self.start_lane(first.drive, first.gpu.clone(), None)
+    /// The lane for connections over `local` of the GPU that is current on this thread; started if needed.
+    pub fn lane(&self) -> Result<Arc<Lane>> {
+        self.with_lanes(|lanes| self.first(lanes))
+    }
+
+    /// The lane for connections over RDMA device `dev` of the GPU that is current on this thread; started if needed.
+    pub fn verbs_lane(&self, dev: usize) -> Result<Arc<Lane>> {
+        self.with_lanes(|lanes| match lanes.verbs.entry(dev) {
+            Entry::Occupied(found) => Ok(found.get().clone()),
+            Entry::Vacant(place) => {
+                let over_rdma = lanes.rdma.get(dev).cloned();
+                let lane =
+                    self.start_lane(self.drive(), lanes.gpu.clone(), Some((self.device(dev)?, over_rdma)))?;
+                Ok(place.insert(lane).clone())
+            }
+        })
+    }
+
+    /// A lane of its own for an RMA coll comm, for the GPU that is current on this thread, and for RDMA device `dev` if there are some.
+    /// NCCL's thread that calls for the coll comm's progress drives it, if the settings don't say otherwise.
+    pub fn rma_lane(&self, dev: usize) -> Result<Arc<Lane>> {
+        let device = (!self.loaded.rdma.is_empty()).then(|| self.device(dev)).transpose()?;
+        let gpu = self.with_lanes(|lanes| Ok(lanes.gpu.clone()))?;
+        self.start_lane(self.drive(), gpu, device.map(|device| (device, None)))
     }
 
     /// The lane for another connection over TCP of the GPU that is current on this thread; started if needed.
@@ -358,18 +411,40 @@ impl Runtime {
         let threads = tcp_threads(&self.loaded.settings, self.loaded.cores);
         self.with_lanes(|lanes| {
             if threads == 0 {
-                return Ok(lanes.first.clone());
+                return self.first(lanes);
             }
             let at = lanes.given % threads;
             if at == lanes.tcp.len() {
-                lanes.tcp.push(self.start_lane(Drive::Thread, lanes.first.gpu.clone(), None)?);
+                lanes.tcp.push(self.start_lane(Drive::Thread, lanes.gpu.clone(), None)?);
             }
             lanes.given += 1;
             Ok(lanes.tcp[at].clone())
         })
     }
 
-    /// Calls `with` for the lanes of the GPU that is current on this thread; the first one is started if needed.
+    /// RDMA device `dev`.
+    fn device(&self, dev: usize) -> Result<Arc<Rdma>> {
+        self.loaded.rdma.get(dev).cloned().ok_or_else(|| {
+            Failure::new(Code::Argument, format!("RDMA device {dev} of {}", self.loaded.rdma.len()))
+        })
+    }
+
+    fn first(&self, lanes: &mut Lanes) -> Result<Arc<Lane>> {
+        if let Some(first) = &lanes.first {
+            return Ok(first.clone());
+        }
+        Ok(lanes.first.insert(self.start_lane(self.drive(), lanes.gpu.clone(), None)?).clone())
+    }
+
+    /// What drives lanes that no setting gives a thread.
+    fn drive(&self) -> Drive {
+        match self.loaded.settings.drive {
+            DriveChoice::Auto | DriveChoice::Caller => Drive::Caller,
+            DriveChoice::Thread => Drive::Thread,
+        }
+    }
+
+    /// Calls `with` for the lanes of the GPU that is current on this thread, which is opened if needed.
     fn with_lanes<T>(&self, with: impl FnOnce(&mut Lanes) -> Result<T>) -> Result<T> {
         let index = self.loaded.gpu.as_ref().and_then(|_| gpu::current());
         let mut all = self.lanes.lock().unwrap_or_else(|e| e.into_inner());
@@ -377,35 +452,36 @@ impl Runtime {
         let lanes = match all.entry(index) {
             Entry::Occupied(found) => found.into_mut(),
             Entry::Vacant(place) => {
-                let first = self.first_lane(index)?;
+                let lanes = self.lanes_of(index)?;
                 self.loaded.under_way.serves(gpus + usize::from(index.is_some()));
-                place.insert(Lanes { first, tcp: Vec::new(), given: 0 })
+                place.insert(lanes)
             }
         };
         with(lanes)
     }
 
-    fn first_lane(&self, index: Option<u32>) -> Result<Arc<Lane>> {
+    fn lanes_of(&self, index: Option<u32>) -> Result<Lanes> {
         let (gpu, rdma) = match (index, &self.loaded.gpu) {
             (Some(index), Some(first)) => {
-                // The first GPU stays open for its own lane if another GPU's lane is made first.
+                // The first GPU stays open for its own lanes if another GPU's are made first.
                 let first = first.lock().unwrap_or_else(|e| e.into_inner()).take_if(|o| o.index == index);
                 let opened = match first {
                     Some(first) => first,
                     None => self.loaded.another(index)?,
                 };
-                (Some(Arc::new(opened.gpu)), opened.rdma)
+                (Some(Arc::new(opened.gpu)), opened.rdma.into_iter().map(Arc::new).collect())
             }
-            _ => (None, None),
+            _ => (None, Vec::new()),
         };
-        let drive = match self.loaded.settings.drive {
-            DriveChoice::Auto | DriveChoice::Caller => Drive::Caller,
-            DriveChoice::Thread => Drive::Thread,
-        };
-        self.start_lane(drive, gpu, rdma)
+        Ok(Lanes { first: None, verbs: HashMap::new(), tcp: Vec::new(), given: 0, rdma, gpu })
     }
 
-    fn start_lane(&self, drive: Drive, gpu: Option<Arc<Gpu>>, rdma: Option<OverRdma>) -> Result<Arc<Lane>> {
+    fn start_lane(
+        &self,
+        drive: Drive,
+        gpu: Option<Arc<Gpu>>,
+        over: Option<(Arc<Rdma>, Option<Arc<OverRdma>>)>,
+    ) -> Result<Arc<Lane>> {
         let bell = Arc::new(EventFd::new().map_err(Failure::system("eventfd"))?);
         let theirs = bell.try_clone().map_err(Failure::system("eventfd"))?;
         // NCCL posts a receive when it waits for a message.
@@ -420,7 +496,8 @@ impl Runtime {
         };
         let engine = Arc::new(log::scoped(|| Engine::start(theirs, options))?);
         let readiness = Readiness::new().map_err(Failure::system("epoll"))?;
-        Ok(Arc::new(Lane { engine, drive, bell, readiness, rdma, gpu }))
+        let (device, over_rdma) = over.unzip();
+        Ok(Arc::new(Lane { engine, drive, bell, readiness, device, over_rdma: over_rdma.flatten(), gpu }))
     }
 
     /// Where `tcp` queue pairs meet their other ends.
@@ -445,18 +522,35 @@ impl Runtime {
         Ok(host.insert(opened).clone())
     }
 
-    /// Allocates memory for segments, windows and transports.
-    pub fn memory(&self, name: &str, bytes: usize, huge: HugePages) -> Result<SharedMemory, ShimError> {
-        self.builder(name, bytes).huge_pages(huge).create()
+    /// Allocates memory for segments, windows and transports of a lane's connections.
+    pub fn memory(
+        &self,
+        lane: &Lane,
+        name: &str,
+        bytes: usize,
+        huge: HugePages,
+    ) -> Result<SharedMemory, ShimError> {
+        self.allocate(lane, name, bytes, |memory| memory.huge_pages(huge))
     }
 
-    /// How memory for segments, windows and transports is allocated.
-    pub fn builder(&self, name: &str, bytes: usize) -> SharedMemoryBuilder {
-        let node = match self.loaded.settings.numa_node {
-            AutoOr::Is(node) => Some(node as u32),
-            _ => None,
-        };
-        SharedMemory::builder(format!("pushgate-net-{name}"), bytes).numa_node(node)
+    /// Allocates memory for a lane's connections: near the lane's RDMA device, if it has one, unless the settings name another place.
+    pub fn allocate(
+        &self,
+        lane: &Lane,
+        name: &str,
+        bytes: usize,
+        how: impl Fn(SharedMemoryBuilder) -> SharedMemoryBuilder,
+    ) -> Result<SharedMemory, ShimError> {
+        let setting = self.loaded.settings.numa_node;
+        let near = lane.device.as_ref().and_then(|rdma| rdma.node);
+        let on =
+            |node| how(SharedMemory::builder(format!("pushgate-net-{name}"), bytes)).numa_node(node).create();
+        let node = rdma::node(setting, near);
+        match on(node) {
+            // The node was found and not set: where a sandbox forbids binding to it, go without.
+            Err(ShimError::Numa { .. }) if setting == AutoOr::Auto => on(None),
+            made => made,
+        }
     }
 
     /// The first tag of a queue pair's region keys.

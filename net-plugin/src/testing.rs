@@ -38,8 +38,9 @@ pub fn pair_of(role: Role, longest: usize, pid: Option<u32>) -> Pair {
 /// Makes a pair as [`pair_of`] does, of this runtime.
 pub fn pair_in(runtime: Arc<Runtime>, role: Role, longest: usize, pid: Option<u32>) -> Pair {
     let other = if role == Role::Send { Role::Receive } else { Role::Send };
-    let [own, theirs] = [role, other]
-        .map(|role| NewEnd::new(&runtime, role, None, Transport::Local, &Purpose::Messages).unwrap());
+    let [own, theirs] = [role, other].map(|role| {
+        NewEnd::new(&runtime, role, None, Transport::Local, &Purpose::Messages { dev: 0 }).unwrap()
+    });
     let [to_them, to_us] = [&own, &theirs].map(|end| end.offer().unwrap());
     let [own, peer] = [(own, to_us), (theirs, to_them)].map(|(end, offer)| {
         end.prepare(&runtime, offer).unwrap().meet(&[]).unwrap().join(&runtime, pid, None).unwrap()

@@ -8,11 +8,11 @@
 /// Which of NCCL's protocols a collective may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocols {
-    /// What NCCL takes, LL too.
+    /// What NCCL takes, LL too, without LL128.
     All,
     /// LL128 on the ring, where NCCL has the ring for the collective.
     Ll128,
-    /// What NCCL takes, without LL.
+    /// What NCCL takes, without LL and LL128.
     WithoutLl,
 }
 
@@ -52,7 +52,7 @@ const ROWS: [Row; 6] = [
 
 /// A number that differs between builds that choose differently.
 pub fn revision() -> u64 {
-    let text = format!("{ROWS:?} {MEASURED:?} {AROUND:?} {TREE}");
+    let text = format!("{ROWS:?} {MEASURED:?} {AROUND:?} {TREE} LL128 in its rows alone");
     crate::handle::sum(text.as_bytes())
 }
 

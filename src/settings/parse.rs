@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use pushgate_proxy::rails::MOST_RAILS;
 use pushgate_proxy::users::{is_list, is_name};
 
 use super::{
@@ -310,11 +309,14 @@ pub(super) fn host(s: &str) -> Option<String> {
 }
 
 /// The names of RDMA devices, or `auto`.
+/// The most RDMA devices that may be named. NCCL may be told of as many; a queue pair stands on fewer.
+const MOST_DEVICES: usize = 32;
+
 pub(super) fn device_names(s: &str) -> Option<String> {
     let names: Vec<&str> = s.split(',').collect();
     let each = names.len() == 1 || !["auto", "near"].iter().any(|word| names.contains(word));
     let twice = (1..names.len()).any(|i| names[..i].contains(&names[i]));
-    let fits = each && !twice && names.len() <= MOST_RAILS && names.iter().all(|name| is_device_name(name));
+    let fits = each && !twice && names.len() <= MOST_DEVICES && names.iter().all(|name| is_device_name(name));
     fits.then(|| s.into())
 }
 

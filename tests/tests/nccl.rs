@@ -4,6 +4,8 @@
 //! The plugin is the one that cargo built beside this test, or the file that `NCCL_CALLER_PLUGIN`
 //! names. Transport and device are those of the environment.
 
+#[path = "nccl/devices.rs"]
+mod devices;
 #[path = "nccl/recovering.rs"]
 mod recovering;
 #[path = "nccl/taken.rs"]

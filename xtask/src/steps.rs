@@ -278,7 +278,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "vm",
-        budget: 575,
+        budget: 665,
         when: When::Default,
         lane: Lane::Main,
         needs: vm::NEEDS,

@@ -74,12 +74,14 @@ unsafe extern "C" fn finalize(ctx: *mut c_void) -> R {
     })
 }
 
+/// How many devices the table has: the RDMA devices, or one. Where there is no RDMA device, all of the network's devices are the same.
+fn count() -> Result<c_int> {
+    plugin::network(|network| Ok(if network.is_rdma() { network.len() as c_int } else { 1 }))
+}
+
 unsafe extern "C" fn devices(ndev: *mut c_int) -> R {
-    call("devices", || {
-        plugin::properties()?;
-        // SAFETY: NCCL gives a place that can be written, or NULL.
-        unsafe { put(ndev, "ndev", 1) }
-    })
+    // SAFETY: NCCL gives a place that can be written, or NULL.
+    call("devices", || unsafe { put(ndev, "ndev", count()?) })
 }
 
 /// The properties of the network's device `dev`, as a device for operations of kernels.
@@ -91,15 +93,14 @@ fn properties_of(dev: c_int) -> Result<PropsV9> {
     Ok(PropsV9 { net_device_type: GIN_PROXY, ptr_support, max_recvs, ..p })
 }
 
-/// The properties of the one device: those of the network's first one.
+/// The properties of a device of the table.
 fn properties(dev: c_int) -> Result<PropsV9> {
-    if dev != 0 {
-        return Err(Failure::new(
-            Code::Argument,
-            format!("device {dev} of 1: devices() says how many there are"),
-        ));
+    let count = count()?;
+    if dev >= count {
+        let text = format!("device {dev} of {count}: devices() says how many there are");
+        return Err(Failure::new(Code::Argument, text));
     }
-    properties_of(0)
+    properties_of(dev)
 }
 
 unsafe extern "C" fn properties_v12(dev: c_int, to: *mut PropsV12) -> R {
@@ -134,7 +135,7 @@ unsafe fn open_door(
         unsafe {
             put(to, "listenComm", std::ptr::null_mut())?;
             has(dev)?;
-            let (door, bytes) = Door::new(plugin::running()?)?;
+            let (door, bytes) = Door::new(plugin::running()?, dev as usize)?;
             put(handle.cast::<[u8; handle::BYTES]>(), "handle", bytes)?;
             put(to, "listenComm", hand_out(Some(Box::new(door))))
         }

@@ -6,7 +6,7 @@
 
 #![allow(non_upper_case_globals)] // The symbols' names are NCCL's.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -17,10 +17,9 @@ use super::types::{
 use crate::comm::{Comm, Request};
 use crate::error::{Code, Failure, Result};
 use crate::handle;
-use crate::handshake::Listener;
 use crate::log::{self, Logger};
-use crate::plugin::{self, Context};
-use crate::props::{self, Properties};
+use crate::plugin::{self, Context, Listening};
+use crate::props;
 use crate::registration::{Held, Kind, Wanted};
 
 pub(super) type R = c_int;
@@ -163,30 +162,17 @@ unsafe fn traffic_class(config: *const CommConfig) -> Option<u8> {
 
 unsafe extern "C" fn devices(ndev: *mut c_int) -> R {
     // SAFETY: NCCL gives a place that can be written, or NULL.
-    call("devices", || unsafe { put(ndev, "ndev", plugin::properties()?.devices) })
+    call("devices", || unsafe { put(ndev, "ndev", plugin::network(|network| Ok(network.len() as c_int))?) })
 }
 
 unsafe extern "C" fn set_net_attr(_ctx: *mut c_void, _attr: *mut NetAttr) -> R {
     0
 }
 
-fn properties(dev: c_int) -> Result<Properties> {
-    let mut p = plugin::properties()?;
-    if !(0..p.devices).contains(&dev) {
-        let text = format!("device {dev} of {}: devices() says how many there are", p.devices);
-        return Err(Failure::new(Code::Argument, text));
-    }
-    p.port += dev;
-    Ok(p)
-}
-
 pub(super) fn props_v9(dev: c_int) -> Result<PropsV9> {
-    let p = properties(dev)?;
-    // NCCL takes devices of the same name for one device.
-    const NAMES: [&CStr; props::GPU_DEVICES as usize] =
-        [c"pushgate", c"pushgate-1", c"pushgate-2", c"pushgate-3"];
+    let p = plugin::properties(dev)?;
     Ok(PropsV9 {
-        name: NAMES[dev as usize].as_ptr(),
+        name: p.name.as_ptr(),
         pci_path: p.pci_path(),
         guid: p.guid,
         ptr_support: p.ptr_support,
@@ -281,9 +267,8 @@ unsafe fn listen(class: Option<u8>, dev: c_int, handle: *mut c_void, to: OutPoin
         // SAFETY: NCCL gives places that can be written, or NULL; a handle has 128 bytes.
         unsafe {
             put(to, "listenComm", std::ptr::null_mut())?;
-            properties(dev)?;
             let handle = handle.cast::<[u8; handle::BYTES]>();
-            let (listener, bytes) = Listener::new(plugin::running()?, class)?;
+            let (listener, bytes) = Listening::new(dev, class)?;
             put(handle, "handle", bytes)?;
             put(to, "listenComm", hand_out(Some(Box::new(listener))))
         }
@@ -296,9 +281,8 @@ unsafe fn connect(class: Option<u8>, dev: c_int, handle: *mut c_void, to: OutPoi
         // nothing else uses during the call.
         unsafe {
             put(to, "sendComm", std::ptr::null_mut())?;
-            properties(dev)?;
             let handle = handle.cast::<[u8; handle::BYTES]>().as_mut().ok_or_else(|| null("handle"))?;
-            let comm = plugin::connect(handle, class)?;
+            let comm = plugin::connect(dev, handle, class)?;
             put(to, "sendComm", hand_out(comm))
         }
     })
@@ -355,7 +339,7 @@ unsafe extern "C" fn accept(listener: *mut c_void, to: OutPointer, _device: OutD
         // SAFETY: NCCL gives places that can be written, or NULL, and a listener of ours.
         unsafe {
             put(to, "recvComm", std::ptr::null_mut())?;
-            let comm = at::<Listener>(listener, "listenComm")?.accept()?;
+            let comm = at::<Listening>(listener, "listenComm")?.accept()?;
             put(to, "recvComm", hand_out(comm))
         }
     })
@@ -372,7 +356,7 @@ unsafe extern "C" fn close_comm(comm: *mut c_void) -> R {
 unsafe extern "C" fn close_listen(listener: *mut c_void) -> R {
     call("closeListen", || {
         // SAFETY: a listener of ours, given back once.
-        drop(unsafe { back::<Listener>(listener, "listenComm")? });
+        drop(unsafe { back::<Listening>(listener, "listenComm")? });
         Ok(())
     })
 }

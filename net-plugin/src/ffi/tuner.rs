@@ -121,7 +121,7 @@ fn begin(ranks: usize, nodes: usize, v5: bool, logger: Logger, context: *mut *mu
     log::set_logger(logger);
     call("tuner init", || {
         // A context that is not NULL means that the tuner speaks, which it does where it was measured alone.
-        let properties = plugin::properties().ok();
+        let properties = plugin::properties(0).ok();
         let over_tcp = properties.is_some_and(|p| p.is_in_order());
         let gpu = properties.is_some_and(|p| p.takes_gpu_memory());
         let speaks = tuning::is_measured(ranks, nodes) && (gpu || over_tcp);
@@ -195,10 +195,14 @@ unsafe extern "C" fn info(
                 }
             }
             Protocols::Ll128 if free && known.ll128 => {
-                shun_ll(costs, protocols);
+                shun(costs, protocols, LL);
                 take_ll128(costs, protocols);
             }
-            Protocols::Ll128 | Protocols::WithoutLl => shun_ll(costs, protocols),
+            Protocols::Ll128 | Protocols::WithoutLl => shun(costs, protocols, LL),
+        }
+        // NCCL's model, which knows nothing of the copier's copies, takes LL128 for more where it is told a near place of the device.
+        if free && choice.protocols != Protocols::Ll128 {
+            shun(costs, protocols, LL128);
         }
         if choice.channels > 0 && !channels.is_null() {
             // SAFETY: NCCL gives a place that can be written.
@@ -217,11 +221,11 @@ fn collective(function: c_int) -> Collective {
     }
 }
 
-/// Makes the low-latency protocol the last choice in a table of costs.
-fn shun_ll(costs: &mut [f32], protocols: usize) {
-    let ll = costs.iter_mut().enumerate().filter(|(at, _)| at % protocols == LL);
+/// Makes a protocol the last choice in a table of costs.
+fn shun(costs: &mut [f32], protocols: usize, which: usize) {
+    let its = costs.iter_mut().enumerate().filter(|(at, _)| at % protocols == which);
     // A negative cost is a choice that is out.
-    ll.filter(|(_, cost)| **cost >= 0.0).for_each(|(_, cost)| *cost = DEAR);
+    its.filter(|(_, cost)| **cost >= 0.0).for_each(|(_, cost)| *cost = DEAR);
 }
 
 /// Makes LL on the ring or on the tree the first choice in a table of costs, if it is there for the collective. False: it is not, and
@@ -237,7 +241,7 @@ fn take_ll(costs: &mut [f32], protocols: usize, algorithm: usize) -> bool {
 
 /// Makes LL128 on the ring the first choice in a table of costs, if the ring is there for the collective.
 ///
-/// NCCL marks LL128 as out, because it is told no place of the device on PCIe (`props.rs`); NCCL 2.31 and later then take no
+/// NCCL marks LL128 as out where it is told no place of the device on PCIe, or a far one (`props.rs`); NCCL 2.31 and later then take no
 /// protocol that is marked, whatever it costs. On the ring NCCL has kernels of every
 /// protocol for each collective that has a ring; other algorithms have none of LL128 in part, so they stay as they are.
 fn take_ll128(costs: &mut [f32], protocols: usize) {
@@ -291,13 +295,13 @@ mod tests {
     #[test]
     fn ll_is_the_last_choice_and_what_is_out_stays_out() {
         let mut costs = [1.0, 2.0, 3.0, 4.0, -1.0, 5.0, -1.0, 0.0, 0.0];
-        shun_ll(&mut costs, 3);
+        shun(&mut costs, 3, LL);
         assert_eq!(costs, [DEAR, 2.0, 3.0, DEAR, -1.0, 5.0, -1.0, 0.0, 0.0]);
         // A user who has pinned LL keeps it: nothing else can be chosen.
         let mut pinned = [1.0, -1.0, -1.0, 4.0, -1.0, -1.0];
-        shun_ll(&mut pinned, 3);
+        shun(&mut pinned, 3, LL);
         assert!(pinned.iter().all(|cost| *cost == DEAR || *cost == -1.0));
-        shun_ll(&mut [], 3);
+        shun(&mut [], 3, LL);
     }
 
     #[test]
@@ -308,8 +312,32 @@ mod tests {
         assert!(!takes_ll(&[-1.0, -1.0, 2.0], 3), "out");
         assert!(!takes_ll(&[], 3) && !takes_ll(&[], 0));
         let mut shunned = [1.0, -1.0, 2.0];
-        shun_ll(&mut shunned, 3);
+        shun(&mut shunned, 3, LL);
         assert!(!takes_ll(&shunned, 3));
+    }
+
+    #[test]
+    fn ll128_is_taken_in_its_rows_alone_though_nccl_allows_it_because_a_device_is_near() {
+        let known = Known {
+            ranks: 2,
+            alone_on_nodes: true,
+            ll128: true,
+            ll_on_host: true,
+            over_tcp: false,
+            gpu: true,
+        };
+        let costs_of = |bytes: usize| {
+            // Tree, ring: LL, LL128, Simple.
+            let mut costs = [1.0f32; 6];
+            let context = std::ptr::without_provenance_mut(known.to_word());
+            let none = std::ptr::null_mut();
+            // SAFETY: a table of two algorithms by three protocols, and no place for channels.
+            assert_eq!(unsafe { info(context, 4, bytes, 1, costs.as_mut_ptr(), 2, 3, 0, none) }, 0);
+            costs
+        };
+        assert_eq!(costs_of(8), [1.0, DEAR, 1.0, 1.0, DEAR, 1.0]);
+        assert_eq!(costs_of(256 << 10), [DEAR, 1.0, 1.0, DEAR, 0.0, 1.0]);
+        assert_eq!(costs_of(64 << 20), [DEAR, DEAR, 1.0, DEAR, DEAR, 1.0]);
     }
 
     #[test]

@@ -35,13 +35,15 @@ const UNSET: i32 = -1;
 /// What NCCL calls a listenComm of the RMA table. Closing it leaves the coll comms that were made with it as they are.
 pub struct Door {
     listener: Arc<Listener>,
+    /// The device over which its coll comms go.
+    dev: usize,
 }
 
 impl Door {
-    /// Starts to listen; returns the handle for the other ranks.
-    pub fn new(runtime: Arc<Runtime>) -> Result<(Self, [u8; handle::BYTES])> {
+    /// Starts to listen, for coll comms over device `dev`; returns the handle for the other ranks.
+    pub fn new(runtime: Arc<Runtime>, dev: usize) -> Result<(Self, [u8; handle::BYTES])> {
         let (listener, handle) = Listener::new(runtime, None)?;
-        Ok((Door { listener: Arc::new(listener) }, handle))
+        Ok((Door { listener: Arc::new(listener), dev }, handle))
     }
 }
 
@@ -141,9 +143,9 @@ impl Coll {
         for handle in &handles {
             handle::Handle::decode(handle)?;
         }
-        let lane = runtime.rma_lane()?;
+        let lane = runtime.rma_lane(door.dev)?;
         let queue = |gpu: &Arc<crate::gpu::Gpu>, bytes| {
-            let words = runtime.memory("copies", bytes, HugePages::Never)?;
+            let words = runtime.memory(&lane, "copies", bytes, HugePages::Never)?;
             gpu.ordered_copies(words)
         };
         let (between, within) = (OrderedCopies::BYTES, OrderedCopies::BYTES_TO_COPY_WITHIN);

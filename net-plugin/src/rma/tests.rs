@@ -69,7 +69,7 @@ impl Rank {
 
 fn coll_comms(n: u32) -> Vec<Coll> {
     let (runtime, attempts) = (Runtime::of_a_test(WINDOW), Arc::new(Attempts::new()));
-    let doors: Vec<_> = (0..n).map(|_| Door::new(runtime.clone()).unwrap()).collect();
+    let doors: Vec<_> = (0..n).map(|_| Door::new(runtime.clone(), 0).unwrap()).collect();
     let handles: Box<[_]> = doors.iter().map(|(_, handle)| *handle).collect();
     let made = (0..).zip(&doors).map(|(rank, (door, _))| {
         Coll::new((runtime.clone(), attempts.clone()), door, handles.clone(), rank).unwrap()
@@ -296,7 +296,7 @@ fn p8_what_leaves_its_registration_or_names_no_rank_is_refused_and_nothing_happe
 #[test]
 fn p8_messages_that_no_rank_sends_end_their_own_queue_pair_and_touch_nothing() {
     let (runtime, attempts) = (Runtime::of_a_test(WINDOW), Arc::new(Attempts::new()));
-    let others: Vec<_> = (1..3).map(|_| Door::new(runtime.clone()).unwrap()).collect();
+    let others: Vec<_> = (1..3).map(|_| Door::new(runtime.clone(), 0).unwrap()).collect();
     let at = |offset| Place { memory: 0, offset };
     let hello = Header::Hello { rank: 2, ranks: 3 }.encode();
     let put = |offset, bytes, signal: Option<u64>| {
@@ -330,10 +330,10 @@ fn p8_messages_that_no_rank_sends_end_their_own_queue_pair_and_touch_nothing() {
     ];
     let ranks = ranks(2);
     for (messages, says) in wrong {
-        let (door, mut handle) = Door::new(runtime.clone()).unwrap();
+        let (door, mut handle) = Door::new(runtime.clone(), 0).unwrap();
         let handles = [handle, others[0].1, others[1].1].into();
         let target = rank(Coll::new((runtime.clone(), attempts.clone()), &door, handles, 0).unwrap());
-        let purpose = Purpose::Rma { lane: runtime.rma_lane().unwrap(), window: 64 << 10 };
+        let purpose = Purpose::Rma { lane: runtime.rma_lane(0).unwrap(), window: 64 << 10 };
         let mut stranger = until(|| {
             target.contexts.progress().unwrap();
             attempts.dial(&runtime, &mut handle, None, &purpose).unwrap()
@@ -370,6 +370,6 @@ fn p8_messages_that_no_rank_sends_end_their_own_queue_pair_and_touch_nothing() {
 fn purpose_lane(purpose: &Purpose) -> &Lane {
     match purpose {
         Purpose::Rma { lane, .. } => lane,
-        Purpose::Messages => unreachable!("the tests make none"),
+        Purpose::Messages { .. } => unreachable!("the tests make none"),
     }
 }

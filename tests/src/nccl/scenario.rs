@@ -1,7 +1,7 @@
 //! The scenarios that are tried on a plugin. Each runs in a process of its own (`nccl-caller`),
 //! with the settings of its environment.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, c_int};
 use std::io::{ErrorKind, Write};
 use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::cuda;
 use super::pair::{self, Bootstrap, Buffer, Ends, Received, Streams, Traffic};
-use super::table::{LOG, Plugin, Ptr, warnings};
+use super::table::{LOG, Plugin, Ptr, use_device, warnings};
 use crate::{hang, patience};
 
 /// The options of every scenario.
@@ -210,15 +210,38 @@ pub(super) fn begin(plugin: &Plugin) -> Ptr {
 /// One rank: init, connect, traffic, close, finalize.
 fn rank(o: &Options, plugin: &Plugin, rank: u64, mut peer: Box<dyn Bootstrap>) -> Received {
     let ctx = begin(plugin);
-    let ends = pair::connect(plugin, ctx, &mut *peer)
-        .unwrap_or_else(|e| panic!("rank {rank}: connect: {e:?}; the plugin says: {:#?}", warnings()));
-    let received = pair::exchange(plugin, rank, ends, &o.traffic(plugin)).unwrap_or_else(|e| {
-        panic!("rank {rank}: {e}; the plugin says: {:#?}", warnings());
+    let connected = devices().map(|dev| {
+        use_device(dev);
+        pair::connect(plugin, ctx, &mut *peer)
+            .unwrap_or_else(|e| panic!("rank {rank}: connect: {e:?}; the plugin says: {:#?}", warnings()))
+    });
+    let connected: Vec<Ends> = connected.collect();
+    let traffic = &o.traffic(plugin);
+    let exchange = |ends: Ends| {
+        pair::exchange(plugin, rank, ends, traffic).unwrap_or_else(|e| {
+            panic!("rank {rank}: {e}; the plugin says: {:#?}", warnings());
+        })
+    };
+    let received = std::thread::scope(|scope| {
+        let (first, others) = connected.split_first().expect("a device");
+        let others: Vec<_> = others.iter().map(|ends| scope.spawn(|| exchange(*ends))).collect();
+        let first = exchange(*first);
+        others.into_iter().fold(first, |all, other| {
+            let Received { bytes, flushes } = other.join().expect("the traffic of another connection");
+            Received { bytes: all.bytes + bytes, flushes: all.flushes + flushes }
+        })
     });
     // No barrier: NCCL's ranks close whenever they are done.
-    close(plugin, ends);
+    connected.into_iter().for_each(|ends| close(plugin, ends));
     plugin.finalize(ctx).expect("finalize");
     received
+}
+
+/// The devices over which this rank has connections, one each: `NCCL_CALLER_DEVICES`, numbers with commas between them.
+fn devices() -> impl Iterator<Item = c_int> {
+    let named = std::env::var("NCCL_CALLER_DEVICES").unwrap_or_else(|_| "0".into());
+    let numbers = named.split(',').map(|dev| dev.parse().expect("a device's number")).collect::<Vec<_>>();
+    numbers.into_iter()
 }
 
 /// Traffic both ways between two ranks, with every byte checked.
@@ -1055,7 +1078,7 @@ pub const NCCL: [(&str, Scenario); 8] = [
 ];
 
 /// Scenarios with what this project's plugin promises beyond that.
-pub const OWN: [(&str, Scenario); 20] = [
+pub const OWN: [(&str, Scenario); 21] = [
     ("ahead", super::early::ahead),
     ("garbage", garbage),
     ("setting", setting),
@@ -1076,6 +1099,7 @@ pub const OWN: [(&str, Scenario); 20] = [
     ("abandoned", super::unanswered::abandoned),
     ("given-up", super::unanswered::given_up),
     ("told", super::told::told),
+    ("devices", super::told::devices),
 ];
 
 /// Functions of processes that a scenario starts.

@@ -2,6 +2,7 @@
 
 #![allow(clippy::not_unsafe_ptr_arg_deref)] // What the plugin handed out goes back to it as it came.
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
 use std::io::Write as _;
 use std::path::Path;
@@ -35,6 +36,15 @@ pub const OPTIONAL: Ptr = std::ptr::without_provenance_mut(1);
 /// A request that is done, which NCCL may have in the place of a new request. A plugin without room
 /// must write NULL there.
 const EARLIER: Ptr = std::ptr::without_provenance_mut(0xdead);
+
+thread_local! {
+    static DEVICE: Cell<c_int> = const { Cell::new(0) };
+}
+
+/// Has this thread listen and connect over the device of this number; device 0 otherwise.
+pub fn use_device(dev: c_int) {
+    DEVICE.set(dev);
+}
 
 /// What the plugin has logged through NCCL's logger: level and text.
 pub static LOG: Mutex<Vec<(c_int, String)>> = Mutex::new(Vec::new());
@@ -138,6 +148,8 @@ pub struct Props {
     pub name: String,
     /// The device's path in sysfs, if any.
     pub pci_path: Option<String>,
+    /// Which chip it is of.
+    pub guid: u64,
     /// Kinds of memory: `NCCL_PTR_*`.
     pub ptr_support: c_int,
     /// Speed in Mbit/s.
@@ -290,6 +302,7 @@ impl Plugin {
         Ok(Props {
             name: text(raw[0]).unwrap_or_default(),
             pci_path: text(raw[1]),
+            guid: raw[2],
             ptr_support: int(24),
             speed: int(base),
             port: int(base + 4),
@@ -308,12 +321,12 @@ impl Plugin {
     /// Makes a listener; returns it and the handle for connectors.
     pub fn listen(&self, ctx: Ptr) -> Result<(Ptr, [u8; 128])> {
         let (mut comm, mut handle) = (self.unwritten(), [0u8; 128]);
-        let h: Ptr = handle.as_mut_ptr().cast();
+        let (h, dev): (Ptr, _) = (handle.as_mut_ptr().cast(), DEVICE.get());
         // SAFETY: the places are ours.
         let code = unsafe {
             match self.version {
-                ..11 => function!(self, Listen, fn(c_int, Ptr, *mut Ptr))(0, h, &mut comm),
-                _ => function!(self, Listen, fn(Ptr, c_int, Ptr, *mut Ptr))(ctx, 0, h, &mut comm),
+                ..11 => function!(self, Listen, fn(c_int, Ptr, *mut Ptr))(dev, h, &mut comm),
+                _ => function!(self, Listen, fn(Ptr, c_int, Ptr, *mut Ptr))(ctx, dev, h, &mut comm),
             }
         };
         check("listen", code).map(|()| (comm, handle))
@@ -324,15 +337,18 @@ impl Plugin {
         let mut comm = self.unwritten();
         let mut device = std::ptr::null_mut::<c_void>();
         let mut config: c_int = -1;
-        let h: Ptr = handle.as_mut_ptr().cast();
+        let (h, dev): (Ptr, _) = (handle.as_mut_ptr().cast(), DEVICE.get());
         // SAFETY: the places are ours.
         let code = unsafe {
             match self.version {
-                ..10 => {
-                    function!(self, Connect, fn(c_int, Ptr, *mut Ptr, *mut Ptr))(0, h, &mut comm, &mut device)
-                }
+                ..10 => function!(self, Connect, fn(c_int, Ptr, *mut Ptr, *mut Ptr))(
+                    dev,
+                    h,
+                    &mut comm,
+                    &mut device,
+                ),
                 10 => function!(self, Connect, fn(c_int, *mut c_int, Ptr, *mut Ptr, *mut Ptr))(
-                    0,
+                    dev,
                     &mut config,
                     h,
                     &mut comm,
@@ -340,7 +356,7 @@ impl Plugin {
                 ),
                 _ => function!(self, Connect, fn(Ptr, c_int, Ptr, *mut Ptr, *mut Ptr))(
                     ctx,
-                    0,
+                    dev,
                     h,
                     &mut comm,
                     &mut device,

@@ -66,14 +66,14 @@ struct Two {
 impl Two {
     fn new() -> Two {
         let (runtime, attempts) = (Runtime::of_a_test(WINDOW), Arc::new(Attempts::new()));
-        let other = Door::new(runtime.clone()).unwrap();
-        let purpose = Purpose::Rma { lane: runtime.rma_lane().unwrap(), window: 64 << 10 };
+        let other = Door::new(runtime.clone(), 0).unwrap();
+        let purpose = Purpose::Rma { lane: runtime.rma_lane(0).unwrap(), window: 64 << 10 };
         Two { runtime, attempts, other, purpose }
     }
 
     /// What becomes of an input: an answer, and how many words of the memory were written where nothing has failed.
     fn run(&self, mut rest: &[u8]) -> (u64, Option<usize>) {
-        let (door, mut handle) = Door::new(self.runtime.clone()).unwrap();
+        let (door, mut handle) = Door::new(self.runtime.clone(), 0).unwrap();
         let handles: Box<[_]> = [handle, self.other.1].into();
         let made = (self.runtime.clone(), self.attempts.clone());
         let [coll, other] = [(&door, 0), (&self.other.0, 1)]

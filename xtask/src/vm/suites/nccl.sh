@@ -1,7 +1,7 @@
 # "$@" selects tests. A wrong name must not run nothing unnoticed, and a wrong setting must not run over
 # `local`. What NCCL takes of the plugin besides its network is the same over any transport. Links of `local` queue pairs that
 # break were tried on the host, and so were the tests that choose their own transport, `local` or TCP.
-set -- "$@" --skip taken:: --skip recovering:: --skip over_local --skip over_tcp --skip without_ --skip no_setting \
+set -- "$@" --skip taken:: --skip devices:: --skip recovering:: --skip over_local --skip over_tcp --skip without_ --skip no_setting \
     --skip a_wrong_setting --skip a_table
 "$TEST_NCCL" --list --format terse "$@" | sed -n 's/: test$//p' | sort >/tmp/expected
 [ -s /tmp/expected ] || fail "no tests"
