@@ -710,7 +710,12 @@ pub fn many(o: &Options) {
     o.promise(&what, kept, &after);
     plugin.finalize(ctx).expect("finalize");
     if o.version >= 11 {
-        let left = (count("fd"), count("task"));
+        // The kernel may still show a thread that was joined a moment ago.
+        let (since, mut left) = (Instant::now(), (count("fd"), count("task")));
+        while left != (fds, threads) && since.elapsed() < patience(Duration::from_secs(5)) {
+            std::thread::sleep(Duration::from_millis(1));
+            left = (count("fd"), count("task"));
+        }
         let what = format!("descriptors and threads as {:?} before init, behind finalize", (fds, threads));
         o.promise(&what, left == (fds, threads), &left);
     }
