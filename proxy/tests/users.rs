@@ -32,6 +32,7 @@ use pushgate_proxy::users::Users;
 use pushgate_proxy::wire::{self, Amounts, Answer, MAX_FDS, Refusal, Request, SessionOffer, UserUsage};
 use pushgate_tests::fuse::Hanging;
 use pushgate_tests::lingering::{lingering, send_along};
+use pushgate_tests::users::{STRANGER, as_user, is_root};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
@@ -50,33 +51,12 @@ use programs::*;
 const A: u32 = 65001;
 const B: u32 = 65002;
 /// Nobody that a proxy here serves.
-const C: u32 = 65003;
+const C: u32 = STRANGER;
 
 /// Held by each test, because engines need a core.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Whether this process can become other users. Says that the test is skipped where not.
-fn is_root(test: &str) -> bool {
-    let root = rustix::process::geteuid().is_root();
-    if !root {
-        pushgate_tests::skip(&format!("{test}: only root can become other users"));
-    }
-    root
-}
-
-/// Does something in a thread of another user. The thread's group has the user's number.
-fn as_user<T: Send>(uid: u32, work: impl FnOnce() -> T + Send) -> T {
-    let become_user = move || {
-        set_thread_groups(&[]).unwrap();
-        set_thread_gid(Gid::from_raw(uid)).unwrap();
-        let uid = Uid::from_raw(uid);
-        set_thread_res_uid(uid, uid, uid).unwrap();
-        work()
-    };
-    std::thread::scope(|s| s.spawn(become_user).join().unwrap_or_else(|e| std::panic::resume_unwind(e)))
 }
 
 const PLENTY: Amounts = Amounts { programs: 100, queue_pairs: 1000, bytes: 1 << 30, descriptors: 10_000 };
