@@ -11,13 +11,16 @@ use std::io::{self, ErrorKind, IoSliceMut};
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use rustix::io::{Errno, ioctl_fionread};
 use rustix::net::sockopt::set_socket_oobinline;
-use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, Shutdown, recvmsg, shutdown};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvFlags, ReturnFlags, Shutdown, SocketAddrUnix, SocketFlags,
+    SocketType, connect, recvmsg, shutdown, socket_with,
+};
 use rustix::process::test_kill_process;
 use rustix::thread::{UnshareFlags, gettid, unshare_unsafe};
 
@@ -54,6 +57,63 @@ pub fn drop_elsewhere_within(fds: Vec<OwnedFd>, held: impl Send + 'static) {
     let _ = builder("pushgate-close").spawn(closes);
 }
 
+/// Closes descriptors of some peers as [`drop_elsewhere`] does, on few threads: at most 16 closes are under way. Descriptors that
+/// come meanwhile stay open until one of those closes has returned; then they are closed together. So closes that hang keep few
+/// threads, and hold up only the closes of peers that share the value.
+#[derive(Clone, Debug, Default)]
+pub struct Closes(Arc<Mutex<UnderWay>>);
+
+/// Most closes under way. Each has two threads.
+const MOST_CLOSES: usize = 16;
+
+#[derive(Default)]
+struct UnderWay {
+    closes: usize,
+    waiting: Vec<OwnedFd>,
+    held: Vec<Box<dyn Any + Send>>,
+}
+
+impl std::fmt::Debug for UnderWay {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} closes under way, {:?} wait", self.closes, self.waiting)
+    }
+}
+
+impl Closes {
+    /// Closes descriptors; drops `held` once the last close of the descriptors has returned.
+    pub fn close(&self, fds: Vec<OwnedFd>, held: impl Send + 'static) {
+        if fds.is_empty() {
+            return;
+        }
+        let mut all = self.all();
+        if all.closes == MOST_CLOSES {
+            all.waiting.extend(fds);
+            all.held.push(Box::new(held));
+            return;
+        }
+        all.closes += 1;
+        drop(all);
+        drop_elsewhere_within(fds, (held, Returned(self.clone())));
+    }
+
+    fn all(&self) -> MutexGuard<'_, UnderWay> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One of the closes under way, until it has returned.
+struct Returned(Closes);
+
+impl Drop for Returned {
+    fn drop(&mut self) {
+        let mut all = self.0.all();
+        all.closes -= 1;
+        let (fds, held) = (std::mem::take(&mut all.waiting), std::mem::take(&mut all.held));
+        drop(all);
+        self.0.close(fds, held);
+    }
+}
+
 /// A thread with a copy of the whole table of descriptors, where there are no [`Closers`].
 fn with_all() -> Option<Exiting> {
     let (ready, is_ready) = channel();
@@ -87,6 +147,23 @@ pub struct PeerStream {
 }
 
 impl PeerStream {
+    /// Connects. A listener whose queue of new connections is full is waited for until `deadline`, then the error is `WouldBlock`: a
+    /// plain `connect` could wait for ever. The stream does not block.
+    pub fn connect(to: &SocketAddrUnix, deadline: Instant) -> io::Result<Self> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        loop {
+            match connect(&socket, to) {
+                Ok(()) => return Ok(socket.into()),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(10))
+                }
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+
     /// The stream of a peer that holds so much of a quota, until what the peer has sent over the stream is closed.
     pub fn within(mut self, held: Held) -> Self {
         self.held = Some(held);
@@ -498,6 +575,56 @@ mod tests {
         // All goes on when the files' owner ends.
         drop(hanging);
         until_no_thread_closes();
+    }
+
+    #[test]
+    fn p7_p8_peers_whose_closes_hang_keep_few_threads_and_all_is_closed_when_the_closes_return() {
+        let _before = stream();
+        let hanging = match Hanging::open(1) {
+            Ok(hanging) => hanging,
+            Err(e) => {
+                return pushgate_tests::skip(&format!("closes that hang: no file system in user space: {e}"));
+            }
+        };
+        let (closes, held) = (Closes::default(), Arc::new(()));
+        for _ in 0..3 * MOST_CLOSES {
+            closes.close(vec![hanging.files()[0].try_clone().unwrap()], held.clone());
+        }
+        let (fd, end) = lingering();
+        closes.close(vec![fd], held.clone());
+        pushgate_tests::wait_until("closes hang", || hanging.waiting() >= MOST_CLOSES);
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(hanging.waiting(), MOST_CLOSES);
+        // Those of peers that do not share the value.
+        let (other, other_end) = lingering();
+        Closes::default().close(vec![other], ());
+        until_closed(&other_end);
+        assert_eq!(Arc::strong_count(&held), 3 * MOST_CLOSES + 2, "one is given back before its close");
+        drop(hanging);
+        until_closed(&end);
+        pushgate_tests::wait_until("all is given back", || Arc::strong_count(&held) == 1);
+        until_no_thread_closes();
+    }
+
+    #[test]
+    fn p7_a_connect_to_a_name_whose_queue_is_full_ends_at_its_deadline() {
+        let name =
+            SocketAddrUnix::new_abstract_name(format!("pushgate-full-{}", std::process::id()).as_bytes())
+                .unwrap();
+        let socket =
+            socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::bind(&socket, &name).unwrap();
+        rustix::net::listen(&socket, 0).unwrap();
+        let connect = |limit: Duration| PeerStream::connect(&name, Instant::now() + limit);
+        let _waits = connect(Duration::ZERO).unwrap();
+        assert_eq!(connect(Duration::from_millis(50)).unwrap_err().kind(), ErrorKind::WouldBlock);
+        let frees = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            let _ = rustix::net::accept(&socket);
+            socket
+        });
+        connect(pushgate_tests::hang()).unwrap();
+        frees.join().unwrap();
     }
 
     #[test]

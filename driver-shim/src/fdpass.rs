@@ -29,7 +29,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-use crate::closing::{Held, PeerStream, drop_elsewhere_within};
+use crate::closing::{Closes, Held, PeerStream};
 use crate::eventfd::{deadline, poll_until};
 
 /// How many descriptors one message may carry (`SCM_MAX_FD`).
@@ -115,7 +115,7 @@ impl<T: AsFd + ?Sized> Carrier for T {
 }
 
 /// A frame that is being received piece by piece without waiting. Descriptors that it holds when it
-/// is dropped are closed without waiting ([`drop_elsewhere`](crate::closing::drop_elsewhere)).
+/// is dropped are closed without waiting ([`Closes`]).
 ///
 /// Use one for each stream. Memory grows with what arrived, not with the announced length.
 #[derive(Debug, Default)]
@@ -131,9 +131,17 @@ pub struct Incoming {
     bytes: Vec<u8>,
     /// What the peer holds of a quota.
     held: Option<Held>,
+    closes: Closes,
 }
 
 impl Incoming {
+    /// One whose descriptors are closed with those of other peers, if it has to close any.
+    pub fn closed_by(closes: &Closes) -> Self {
+        let mut incoming = Incoming::default();
+        incoming.closes = closes.clone();
+        incoming
+    }
+
     /// Receives what is there. Returns the frame once it is whole, `None` before. Never takes a
     /// byte of the next frame. The descriptors are closed on exec.
     ///
@@ -201,7 +209,7 @@ impl Incoming {
                 "{} of {count} descriptors of a frame were lost: raise the limit of open files",
                 count - fds.len()
             );
-            drop_elsewhere_within(fds, self.held.clone());
+            self.closes.close(fds, self.held.clone());
             return Err(io::Error::new(ErrorKind::QuotaExceeded, text));
         }
         Ok(Some((bytes, fds)))
@@ -210,9 +218,7 @@ impl Incoming {
 
 impl Drop for Incoming {
     fn drop(&mut self) {
-        if !self.fds.is_empty() {
-            drop_elsewhere_within(std::mem::take(&mut self.fds), self.held.take());
-        }
+        self.closes.close(std::mem::take(&mut self.fds), self.held.take());
     }
 }
 

@@ -51,14 +51,17 @@ impl Process {
 
     /// Takes over the descriptor that a peer made of itself. Fails with `InvalidInput` unless it is
     /// a pidfd: waiting for a file of some file systems takes as long as their server likes. Other
-    /// errors come from reading `/proc`, which tells the type.
-    pub fn from_fd(fd: OwnedFd) -> io::Result<Process> {
-        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
-        if !info.lines().any(|line| line.starts_with("Pid:")) {
-            let text = "the descriptor is not a pidfd, by which the end of a process is seen";
-            return Err(io::Error::new(ErrorKind::InvalidInput, text));
+    /// errors come from reading `/proc`, which tells the type. The descriptor comes back with the error: its close may take as
+    /// long as the peer likes.
+    pub fn from_fd(fd: OwnedFd) -> Result<Process, (io::Error, OwnedFd)> {
+        match std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd())) {
+            Ok(info) if info.lines().any(|line| line.starts_with("Pid:")) => Ok(Process(fd)),
+            Ok(_) => {
+                let text = "the descriptor is not a pidfd, by which the end of a process is seen";
+                Err((io::Error::new(ErrorKind::InvalidInput, text), fd))
+            }
+            Err(e) => Err((e, fd)),
         }
-        Ok(Process(fd))
     }
 
     /// Whether the process has ended.
@@ -113,7 +116,7 @@ mod tests {
         let memory = rustix::fs::memfd_create("m", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let bell = crate::eventfd::EventFd::new().unwrap().as_fd().try_clone_to_owned().unwrap();
         for fd in [pipe, memory, bell] {
-            assert_eq!(Process::from_fd(fd).unwrap_err().kind(), ErrorKind::InvalidInput);
+            assert_eq!(Process::from_fd(fd).unwrap_err().0.kind(), ErrorKind::InvalidInput);
         }
     }
 }

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use pushgate::settings::Transport;
 use pushgate_driver_shim::abi;
+use pushgate_driver_shim::closing::Closes;
 use pushgate_driver_shim::limited;
 use pushgate_driver_shim::log::Foreign;
 use pushgate_driver_shim::versions::Versions;
@@ -37,7 +38,7 @@ use crate::join::{Again, Joined, MetEnd, NewEnd, Purpose, ReadyEnd, Role};
 use crate::listening::{Sockets, terms};
 use crate::log;
 use crate::runtime::{Loaded, Runtime};
-use crate::socket::{Channel, Frame, Line, Renewal, Stream};
+use crate::socket::{Channel, Line, Renewal, Stream};
 
 /// Versions that this build speaks of everything that the two ends say to each other.
 pub const VERSIONS: Versions = Versions::new(6, 6);
@@ -141,13 +142,15 @@ pub struct Listener {
     class: Option<u8>,
     state: Mutex<Accepting>,
     runtime: Arc<Runtime>,
+    /// Of strangers.
+    closes: Closes,
 }
 
 #[derive(Default)]
 struct Accepting {
     strangers: Vec<(Channel, Instant)>,
     /// Connectors that have greeted.
-    ready: Vec<(Channel, Frame)>,
+    ready: Vec<(Channel, Vec<u8>)>,
     current: Option<Progress>,
 }
 
@@ -163,7 +166,8 @@ impl Listener {
             None => Between::default(),
         };
         let bytes = Handle { key, unix, tcp, between, listener: *identity }.encode();
-        Ok((Listener { key, sockets, class, state: Mutex::default(), runtime }, bytes))
+        let (state, closes) = (Mutex::default(), Closes::default());
+        Ok((Listener { key, sockets, class, state, runtime, closes }, bytes))
     }
 
     /// The threads that its queue pairs are carried by.
@@ -184,7 +188,7 @@ impl Listener {
                 if state.ready.is_empty() {
                     return Ok(None);
                 }
-                let (channel, (bytes, _)) = state.ready.remove(0);
+                let (channel, bytes) = state.ready.remove(0);
                 // An end that is refused hears from our greeting why.
                 let answer = || {
                     let ours = greet(&self.runtime, &self.key, None, false);
@@ -228,7 +232,7 @@ impl Listener {
         while strangers.len() < STRANGERS
             && let Some(stream) = self.sockets.accept()?
         {
-            strangers.push((Channel::new(stream), Instant::now()));
+            strangers.push((Channel::closed_by(stream, &self.closes), Instant::now()));
         }
         Ok(())
     }
@@ -236,7 +240,11 @@ impl Listener {
     fn hear(&self, state: &mut Accepting) {
         for (mut channel, since) in std::mem::take(&mut state.strangers) {
             match channel.receive() {
-                Ok(Some(frame)) => state.ready.push((channel, frame)),
+                // A greeting has no descriptors.
+                Ok(Some((bytes, fds))) => {
+                    channel.discard(fds);
+                    state.ready.push((channel, bytes));
+                }
                 Ok(None) if since.elapsed() < GREETING => state.strangers.push((channel, since)),
                 Ok(None) => {
                     limited!(
@@ -343,8 +351,9 @@ impl Progress {
         // An end that refuses this one greets it and closes, perhaps before this end has sent its offer.
         if advanced.is_err()
             && self.heard == 0
-            && let Ok(Some((bytes, _))) = self.channel.receive()
+            && let Ok(Some((bytes, fds))) = self.channel.receive()
         {
+            self.channel.discard(fds);
             same_told(runtime, &greeting(&bytes, &self.key)?)?;
         }
         advanced
@@ -366,6 +375,7 @@ impl Progress {
             && let Some((bytes, fds)) = self.channel.receive().map_err(lost)?
         {
             if self.heard == 0 {
+                self.channel.discard(fds);
                 let heard = greeting(&bytes, &self.key)?;
                 same_told(runtime, &heard)?;
                 self.greeted(heard.again, Role::Send);
@@ -620,8 +630,16 @@ fn begin(
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::{AsFd, BorrowedFd};
+    use std::os::unix::net::UnixStream;
+
     use pushgate::settings::QpKind;
+    use pushgate_driver_shim::closing::PeerStream;
+    use pushgate_tests::fuse::Hanging;
     use pushgate_tests::fuzz::{depth, fuzz, kind};
+    use pushgate_tests::lingering::lingering;
+    use pushgate_tests::users::{STRANGER, as_user, is_root};
+    use pushgate_tests::wait_until;
 
     use super::*;
 
@@ -692,6 +710,83 @@ mod tests {
         let e = crate::testing::until(|| attempts.dial(&runtime, &mut bytes, None, &MESSAGES).err());
         let why = "local queue pairs do not go there (its listener turned this process away, ";
         assert!(e.text.contains(why) && e.text.contains("no RDMA device for verbs (a test has none)"), "{e}");
+    }
+
+    /// A connection to a listener's Unix socket, over which these bytes have come with a descriptor.
+    fn stranger(key: &Key, bytes: &[u8], fd: BorrowedFd<'_>) -> Stream {
+        let Dialed::Connected(stream) = dial::dial_unix(&key.nonce()).unwrap() else { panic!("it listens") };
+        assert_eq!(stream.send(bytes, &[fd]).unwrap(), bytes.len());
+        stream
+    }
+
+    /// A frame with one descriptor.
+    fn frame(bytes: &[u8]) -> Vec<u8> {
+        [&b"PGF1"[..], &(bytes.len() as u32).to_le_bytes(), &1u32.to_le_bytes(), bytes].concat()
+    }
+
+    /// The runtimes of two ends that meet over `local`.
+    fn local() -> [Arc<Runtime>; 2] {
+        [(); 2]
+            .map(|()| Runtime::of_a_test_with(crate::testing::WINDOW, |settings| settings.qp = QpKind::Local))
+    }
+
+    #[test]
+    fn p7_p8_strangers_of_another_user_who_know_the_key_are_refused_unread_and_the_connector_comes_through() {
+        if !is_root("strangers of another user at a listener of the plugin") {
+            return;
+        }
+        let [here, there] = local();
+        let (listener, mut bytes) = Listener::new(there, None).unwrap();
+        let key = Handle::decode(&bytes).unwrap().key;
+        let right = frame(&greet_with(&key, &here.loaded.alike, None, None, false));
+        let strangers: Vec<_> = (0..20)
+            .map(|_| {
+                let (fd, end) = lingering();
+                let stranger = as_user(STRANGER, || stranger(&key, &right, fd.as_fd()));
+                // The listener's copy may be closed already, and then this close lingers.
+                std::thread::spawn(|| drop(fd));
+                (stranger, end)
+            })
+            .collect();
+        let accepts = std::thread::spawn(move || crate::testing::until(|| listener.next(&MESSAGES).unwrap()));
+        let attempts = Attempts::new();
+        let connected = crate::testing::until(|| attempts.dial(&here, &mut bytes, None, &MESSAGES).unwrap());
+        wait_until("the connector is accepted", || accepts.is_finished());
+        drop((connected, accepts.join().unwrap()));
+        for (stranger, _) in &strangers {
+            // A listener that had read the greeting would answer.
+            assert!(!matches!(stranger.receive(&mut [0], &mut Vec::new()), Ok((1.., _))));
+        }
+    }
+
+    /// Each close of the descriptors hangs for as long as the stranger likes.
+    #[test]
+    fn p7_p8_greetings_with_files_that_hang_hold_up_no_listener_and_leave_few_threads() {
+        // The threads that close begin before there is a file that hangs.
+        let _before = PeerStream::from(UnixStream::pair().unwrap().0);
+        let hanging = match Hanging::open(1) {
+            Ok(hanging) => hanging,
+            Err(e) => {
+                return pushgate_tests::skip(&format!("closes that hang: no file system in user space: {e}"));
+            }
+        };
+        let [here, there] = local();
+        let (listener, mut bytes) = Listener::new(there, None).unwrap();
+        let key = Handle::decode(&bytes).unwrap().key;
+        let accepts = std::thread::spawn(move || crate::testing::until(|| listener.next(&MESSAGES).unwrap()));
+        for n in 0..60 {
+            // A frame that is no greeting, or the beginning of a frame.
+            let said = if n % 2 == 0 { frame(b"none") } else { b"PGF1".to_vec() };
+            stranger(&key, &said, hanging.files()[0].as_fd());
+        }
+        // Each close under way has two threads.
+        wait_until("closes hang", || hanging.waiting() >= 16);
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(hanging.waiting(), 16);
+        let attempts = Attempts::new();
+        let connected = crate::testing::until(|| attempts.dial(&here, &mut bytes, None, &MESSAGES).unwrap());
+        wait_until("the connector is accepted", || accepts.is_finished());
+        drop((connected, accepts.join().unwrap()));
     }
 
     #[test]

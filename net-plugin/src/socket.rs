@@ -10,8 +10,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
-use pushgate_driver_shim::closing::PeerStream;
-use pushgate_driver_shim::closing::drop_elsewhere;
+use pushgate_driver_shim::closing::{Closes, PeerStream};
 use pushgate_driver_shim::limited;
 use pushgate_proxy::door;
 use pushgate_proxy::redial::Kept;
@@ -395,6 +394,7 @@ pub struct Channel {
     in_fds: Vec<OwnedFd>,
     /// Descriptors of the frame that is arriving were lost: this process may open no more files.
     lost: bool,
+    closes: Closes,
 }
 
 impl Channel {
@@ -403,10 +403,23 @@ impl Channel {
         Channel::of(Arc::new(Line::new(stream)))
     }
 
+    /// A socket on which nothing was sent or received yet, of one of several peers whose descriptors are closed together.
+    pub fn closed_by(stream: Stream, closes: &Closes) -> Self {
+        let mut channel = Channel::new(stream);
+        channel.closes = closes.clone();
+        channel
+    }
+
     /// A socket of which whole frames were received up to here.
     pub fn of(line: Arc<Line>) -> Self {
         let stream = line.stream();
-        Channel { line, stream, input: Vec::new(), in_fds: Vec::new(), lost: false }
+        let (input, in_fds) = (Vec::new(), Vec::new());
+        Channel { line, stream, input, in_fds, lost: false, closes: Closes::default() }
+    }
+
+    /// Closes descriptors of frames that should have none, without waiting.
+    pub fn discard(&self, fds: Vec<OwnedFd>) {
+        self.closes.close(fds, ());
     }
 
     /// The socket that frames come from.
@@ -452,7 +465,7 @@ impl Channel {
                 want = HEADER + bytes;
                 if self.input.len() >= want && std::mem::take(&mut self.lost) {
                     self.input.drain(..want);
-                    drop_elsewhere(std::mem::take(&mut self.in_fds));
+                    self.closes.close(std::mem::take(&mut self.in_fds), ());
                     let text = "descriptors were lost: raise the limit of open files";
                     return Err(io::Error::new(ErrorKind::QuotaExceeded, text));
                 }
@@ -493,6 +506,13 @@ impl Channel {
             Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(None),
             Err(e) => Err(e),
         }
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        let left = std::mem::take(&mut self.in_fds);
+        self.discard(left);
     }
 }
 

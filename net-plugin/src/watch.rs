@@ -596,6 +596,7 @@ impl Entry {
                 renewed.received += 1;
             }
             if let Some(count) = farewell(&bytes) {
+                channel.discard(fds);
                 if let Some(renewed) = &mut self.renewed {
                     renewed.farewells += 1;
                 }
@@ -605,7 +606,7 @@ impl Entry {
             // The engine, which must not wait, closes them.
             let along = Fds::from(fds);
             if !along.are_memory() {
-                drop_elsewhere(along.into_owned().unwrap_or_default());
+                channel.discard(along.into_owned().unwrap_or_default());
                 return Err(invalid("it sent a descriptor that is no shared memory"));
             }
             if mailbox.put(Frame { bytes, along }) {

@@ -629,7 +629,7 @@ fn greet(stream: &UnixStream, bell: &Bell, name: &str) -> Result<Option<Sessions
     };
     let wrong = |e: io::Error| remote(format!("its way of frames: {e}"));
     let frames = Arc::new(FrameSocket::from_fd(frames).map_err(wrong)?);
-    let process = Arc::new(Process::from_fd(process).map_err(wrong)?);
+    let process = Arc::new(Process::from_fd(process).map_err(|(e, _)| wrong(e))?);
     Ok(Some(Sessions { frames, process }))
 }
 

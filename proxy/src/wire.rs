@@ -15,7 +15,7 @@ use pushgate_driver_shim::fdpass;
 use pushgate_driver_shim::log::Foreign;
 use pushgate_driver_shim::versions::Versions;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::net::SocketAddrUnix;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -318,16 +318,7 @@ pub fn dial(path: &Path, deadline: Instant) -> io::Result<PeerStream> {
         Some(name) => SocketAddrUnix::new_abstract_name(name)?,
         None => SocketAddrUnix::new(path)?,
     };
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    loop {
-        match connect(&socket, &address) {
-            Ok(()) => return Ok(socket.into()),
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(10)),
-            Err(e) => return Err(e.into()),
-        }
-    }
+    PeerStream::connect(&address, deadline)
 }
 
 /// Who is at the other end of a Unix socket.

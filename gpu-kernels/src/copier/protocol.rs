@@ -53,7 +53,7 @@ const HELLO: u64 = 1;
 const HOST: u64 = 2;
 const ALLOCATION: u64 = 3;
 const BY_IPC: u64 = 4;
-const BY_ADDRESS: u64 = 5;
+pub(super) const BY_ADDRESS: u64 = 5;
 const FORGET: u64 = 6;
 
 fn invalid(text: &str) -> io::Error {

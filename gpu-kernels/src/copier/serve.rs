@@ -111,7 +111,7 @@ impl Server {
     }
 
     /// Accepts clients until the last has gone, or the device has failed.
-    fn run(mut self, listener: &PeerListener, stay: bool) -> Result<(), String> {
+    pub fn run(mut self, listener: &PeerListener, stay: bool) -> Result<(), String> {
         listener.set_nonblocking(true).map_err(|e| e.to_string())?;
         let mut alone = Instant::now();
         loop {

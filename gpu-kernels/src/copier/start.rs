@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::io::{self, Read};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixStream};
+use std::os::unix::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -18,12 +18,13 @@ use std::time::{Duration, Instant};
 use pushgate_driver_shim::closing::PeerStream;
 use pushgate_driver_shim::file::read_text;
 use pushgate_driver_shim::users::{is_ours, remark};
+use rustix::net::SocketAddrUnix;
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::client::Copier;
-use super::protocol::{OPENS, VERSION};
+use super::protocol::{OPENS, PATIENCE, VERSION};
 use super::queue::Direction;
 use crate::cuda::CudaExecutor;
 use crate::executor::Executor;
@@ -147,13 +148,25 @@ impl Copier {
             Some(cuda) => cuda.uuid().map_err(|e| Unavailable(e.to_string()))?,
             None => "cpu".to_owned(),
         };
-        let name = name(&gpu);
-        let at = address(&name).map_err(|e| Unavailable(format!("the address {name}: {e}")))?;
+        Copier::join_at(&name(&gpu), &gpu, executor, program, cpus, PATIENCE)
+    }
+
+    /// As [`Copier::join`]. A copier whose queue of new clients is full, or a stranger who has taken the name first and accepts
+    /// nobody, is waited for as long as `patience`.
+    pub(super) fn join_at(
+        name: &str,
+        gpu: &str,
+        executor: &Arc<dyn Executor>,
+        program: &Program,
+        cpus: &CopierCpus,
+        patience: Duration,
+    ) -> Result<Copier, Unavailable> {
+        let at = SocketAddrUnix::new_abstract_name(name.as_bytes())
+            .map_err(|e| Unavailable(format!("the address {name}: {e}")))?;
         let mut why = Unavailable(String::new());
         for _ in 0..TRIES {
-            match UnixStream::connect_addr(&at) {
+            match PeerStream::connect(&at, Instant::now() + patience) {
                 Ok(stream) => {
-                    let stream = PeerStream::from(stream);
                     let peer = socket_peercred(&stream)
                         .map_err(|e| Unavailable(format!("the copier's socket: {e}")))?;
                     if !is_ours(peer.uid.as_raw()) {
@@ -172,7 +185,13 @@ impl Copier {
                         Err(e) => why = e,
                     }
                 }
-                Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => start(program, &gpu, cpus)?,
+                Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => start(program, gpu, cpus)?,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    let text = format!(
+                        "who listens at the abstract address {name} accepted nobody within {patience:?}"
+                    );
+                    return Err(Unavailable(text));
+                }
                 Err(e) => why = Unavailable(format!("the address {name}: {e}")),
             }
         }

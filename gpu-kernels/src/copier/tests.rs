@@ -1,14 +1,21 @@
 //! A client and a copier in one process, on the device `cpu`.
 
+use std::io::Read;
 use std::os::fd::AsFd;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use pushgate_driver_shim::closing::PeerListener;
 use pushgate_driver_shim::memory::SharedMemory;
+use pushgate_tests::lingering::lingering;
+use pushgate_tests::users::{STRANGER, as_user, is_root};
+use pushgate_tests::wait_until;
 
 use super::layout::{Command, Layout};
+use super::protocol::{Request, ask};
 use super::serve::Server;
 use super::*;
 use crate::CpuExecutor;
@@ -38,7 +45,7 @@ fn rig() -> Rig {
     Rig { copier, window, _place: place, server, executor }
 }
 
-fn wait(queue: &mut CopyQueue, ticket: Ticket) {
+pub(super) fn wait(queue: &mut CopyQueue, ticket: Ticket) {
     let began = Instant::now();
     while !queue.done(ticket) {
         queue.health().unwrap();
@@ -66,6 +73,86 @@ fn a_copier_that_finds_another_one_opens_no_gpu() {
     let mut said = String::new();
     serve(&options, &mut |who| said = who.to_owned()).unwrap();
     assert!(said.starts_with("another copier serves GPU"), "{said}");
+}
+
+/// An abstract name that no other test has.
+fn name(of: &str) -> String {
+    format!("pushgate-copier-test-{of}-{}", std::process::id())
+}
+
+#[test]
+fn p7_p8_processes_of_another_user_are_refused_unread_and_hold_up_no_client_and_no_end_of_a_copier() {
+    if !is_root("processes of another user at a copier") {
+        return;
+    }
+    let executor: Arc<dyn Executor> = Arc::new(CpuExecutor::new());
+    let at = SocketAddr::from_abstract_name(name("serves")).unwrap();
+    let listener = PeerListener::from(UnixListener::bind_addr(&at).unwrap());
+    // More than a copier has clients, with all that a client greets with.
+    let memory = SharedMemory::builder("rings", Layout::bytes(0)).create().unwrap();
+    let mut ends = Vec::new();
+    let mut strangers: Vec<_> = (0..300)
+        .map(|n| {
+            let stranger = as_user(STRANGER, || UnixStream::connect_addr(&at).unwrap());
+            let memory = match n % 30 {
+                0 => {
+                    let (fd, end) = lingering();
+                    ends.push(end);
+                    fd
+                }
+                _ => memory.fd().try_clone_to_owned().unwrap(),
+            };
+            let hello = Request::Hello { bytes: Layout::bytes(0) as u64, memory };
+            ask(&stranger, &hello).unwrap();
+            // The copier's copy may be closed already, and then this close lingers.
+            std::thread::spawn(|| drop(hello));
+            stranger
+        })
+        .collect();
+    let server = Server::start(executor.clone()).unwrap();
+    let serves = std::thread::spawn(move || server.run(&listener, false));
+    let copier = Copier::over(UnixStream::connect_addr(&at).unwrap().into(), &executor).unwrap();
+    for stranger in &mut strangers {
+        // A copier that had read the greeting would answer.
+        assert!(!matches!(stranger.read(&mut [0]), Ok(1..)));
+    }
+    let device = executor.alloc(64).unwrap();
+    let held = copier.register_device(device.addr(), 64).unwrap();
+    let mut pull = copier.queue(Direction::Pull);
+    // SAFETY: the queue's own memory and a buffer of 64 bytes, until the wait is over.
+    let ticket = unsafe { pull.post(device.addr(), pull.aside().0 as u64, 64) }.unwrap();
+    wait(&mut pull, ticket);
+    drop((pull, held, copier));
+    wait_until("the copier ends", || serves.is_finished());
+    serves.join().unwrap().unwrap();
+}
+
+#[test]
+fn p7_p8_a_client_whose_copiers_name_another_user_has_taken_says_so_and_waits_for_nobody() {
+    if !is_root("a copier's name that another user has taken") {
+        return;
+    }
+    let (at, patience) = (name("taken"), Duration::from_millis(100));
+    let join = |at: &str| {
+        let at = at.to_owned();
+        let joins = std::thread::spawn(move || {
+            let executor: Arc<dyn Executor> = Arc::new(CpuExecutor::new());
+            let program = Program { path: "/nowhere".into(), args: Vec::new() };
+            Copier::join_at(&at, "cpu", &executor, &program, &CopierCpus::Inherit, patience).map(drop)
+        });
+        wait_until("the client has joined or given up", || joins.is_finished());
+        joins.join().unwrap().unwrap_err().to_string()
+    };
+    let why = join(&at);
+    assert!(why.contains("starting the copier (/nowhere)"), "{why}");
+    let address = SocketAddr::from_abstract_name(&at).unwrap();
+    let listener = as_user(STRANGER, || UnixListener::bind_addr(&address).unwrap());
+    let why = join(&at);
+    assert!(why.contains(&format!("another user ({STRANGER}) listens")), "{why}");
+    // The queue has the connection from before, and is full for ever.
+    as_user(STRANGER, || rustix::net::listen(&listener, 0).unwrap());
+    let why = join(&at);
+    assert!(why.contains("accepted nobody within 100ms"), "{why}");
 }
 
 #[test]

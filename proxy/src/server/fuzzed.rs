@@ -15,7 +15,7 @@ use pushgate_driver_shim::fdpass::send_message;
 use pushgate_driver_shim::memory::{HugePages, SharedMemory};
 use pushgate_driver_shim::process::Process;
 use pushgate_driver_shim::segment::{Geometry, Segment, write_header};
-use pushgate_tests::fuzz::{fuzz, kind};
+use pushgate_tests::fuzz::{Step, fuzz, kind};
 use rustix::event::epoll;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
@@ -138,13 +138,8 @@ fn descriptor(kind: u8) -> (OwnedFd, Option<OwnedFd>) {
     (alone, None)
 }
 
-/// A step of an input: the number of descriptors, their kinds, the length of the frame, the frame.
-fn step(flags: u8, kinds: &[u8], frame: &[u8]) -> Vec<u8> {
-    [&[kinds.len() as u8 | flags], kinds, &(frame.len() as u16).to_le_bytes(), frame].concat()
-}
-
 fn asks(request: &Request, kinds: &[u8]) -> Vec<u8> {
-    step(0, kinds, &serde_json::to_vec(request).unwrap())
+    Step::bytes(0, kinds, &serde_json::to_vec(request).unwrap())
 }
 
 /// What conversations of programs are.
@@ -193,7 +188,7 @@ fn conversations() -> [Vec<Vec<u8>>; 4] {
             hello(),
             plain(Request::Channel),
             asks(&add(Some(session), true), &QP),
-            step(BY_CHANNEL, &[2], &leaves),
+            Step::bytes(BY_CHANNEL, &[2], &leaves),
             plain(Request::Status { qp }),
         ],
         vec![
@@ -221,23 +216,19 @@ struct Program {
 impl Program {
     /// Says one step. False once nothing more follows.
     fn says(&mut self, rest: &mut &[u8]) -> bool {
-        let Some((&first, after)) = rest.split_first() else { return false };
-        let Some((kinds, after)) = after.split_at_checked((first & NUMBER).into()) else { return false };
-        let Some((length, after)) = after.split_first_chunk() else { return false };
-        let frame;
-        (frame, *rest) = after.split_at(after.len().min(u16::from_le_bytes(*length).into()));
+        let Some(Step { flags, kinds, frame }) = Step::next(rest, NUMBER) else { return false };
         for kind in kinds {
             let kind = kind % KINDS;
             self.descriptors.entry(kind).or_insert_with(|| descriptor(kind));
         }
         let along: Vec<_> = kinds.iter().map(|kind| self.descriptors[&(kind % KINDS)].0.as_fd()).collect();
-        if let (Some(channel), true) = (&self.channel, first & BY_CHANNEL != 0) {
+        if let (Some(channel), true) = (&self.channel, flags & BY_CHANNEL != 0) {
             let Some((tag, bytes)) = frame.split_first_chunk() else { return true };
             let along: Vec<_> = along.iter().map(|fd| fd.try_clone_to_owned().unwrap()).collect();
             let frame = Frame { bytes: bytes.to_vec(), along: along.into() };
             return channel.send(u32::from_le_bytes(*tag), &frame).is_ok();
         }
-        if first & MISCOUNTED != 0 {
+        if flags & MISCOUNTED != 0 {
             // The bytes of the frame come where more descriptors are announced.
             let header = [frame.len() as u32, along.len() as u32 + 1].map(u32::to_le_bytes).concat();
             let _ = (&self.stream).write_all(&header);

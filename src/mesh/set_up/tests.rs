@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 
 use pushgate_driver_shim::fdpass::{recv_message, send_message};
 use pushgate_driver_shim::memory::SharedMemory;
+use pushgate_tests::fuse::Hanging;
 use pushgate_tests::hang;
 use pushgate_tests::lingering::lingering;
 
@@ -108,6 +109,31 @@ fn p8_descriptors_that_linger_are_closed_and_counted_out_while_their_other_ends_
         drop(ends);
         assert!(lost.try_recv().is_err(), "gone: {gone}");
     }
+}
+
+/// Each close of the descriptors hangs for as long as the rank likes.
+#[test]
+fn p7_p8_a_rank_whose_frames_bring_files_that_hang_leaves_few_threads_and_its_frames_are_answered() {
+    let (mesh, _lost, others) = by_hand(2, hang());
+    let hanging = match Hanging::open(1) {
+        Ok(hanging) => hanging,
+        Err(e) => {
+            return pushgate_tests::skip(&format!("closes that hang: no file system in user space: {e}"));
+        }
+    };
+    mesh.shared.inbox.state().gone.insert((1, LABEL), incarnation(1));
+    for _ in 0..60 {
+        send_message(&others[0], &resume_to(1), &[hanging.files()[0].as_fd()]).unwrap();
+        let (bytes, _) = recv_message(&others[0], 1 << 10, 0).unwrap();
+        assert_eq!(connect::ended(&bytes[4..]).unwrap().expect("an END").0, incarnation(1));
+    }
+    let open = || mesh.shared.inbox.state().waiting[&1].open();
+    // Each close under way has two threads.
+    pushgate_tests::wait_until("closes hang", || hanging.waiting() >= 16);
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    assert_eq!((hanging.waiting(), open()), (16, 60));
+    drop(hanging);
+    pushgate_tests::wait_until("all are counted out", || open() == 0);
 }
 
 #[test]

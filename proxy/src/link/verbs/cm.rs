@@ -140,6 +140,47 @@ struct Event {
     reads: [u8; 2],
 }
 
+impl Event {
+    /// Copies what an event says.
+    ///
+    /// # Safety
+    ///
+    /// A request or rejection that names private data has so many bytes of them.
+    unsafe fn of(e: &sys::rdma_cm_event) -> Event {
+        let with_data = [event::RDMA_CM_EVENT_CONNECT_REQUEST, event::RDMA_CM_EVENT_REJECTED];
+        // SAFETY: both members of the union are numbers and an address; other events have none there, or the same member.
+        let conn = unsafe { &e.param.conn };
+        let data = match with_data.contains(&e.event) && !conn.private_data.is_null() {
+            // SAFETY: the caller's promise.
+            true => unsafe {
+                std::slice::from_raw_parts(conn.private_data.cast::<u8>(), conn.private_data_len.into())
+            },
+            false => &[],
+        };
+        let reads = [conn.responder_resources, conn.initiator_depth];
+        Event { kind: e.event, status: e.status, id: e.id, data: data.to_vec(), reads }
+    }
+
+    /// Why this is not the event that was waited for; `text`: the library's name of it.
+    fn refusal(&self, text: &str) -> (String, io::Error) {
+        let said = match self.kind == event::RDMA_CM_EVENT_REJECTED && self.data.starts_with(&STRANGER) {
+            true => "rejected: the peer waits for another attempt's request".into(),
+            false => format!("{text} ({})", self.status),
+        };
+        let error = match self.status {
+            errno @ ..0 => io::Error::from_raw_os_error(errno.saturating_neg()),
+            _ => io::Error::other(said.clone()),
+        };
+        (said, error)
+    }
+}
+
+/// READs that an end may answer, and that it may ask for, at once: as a request has them, at most as many as the device takes. A
+/// device that tells nothing of them has what it takes.
+fn reads_within(told: [u8; 2], most: u8) -> [u8; 2] {
+    told.map(|told| if told == 0 { most } else { told.min(most) })
+}
+
 impl Id {
     /// At an address of this host, which must be that of `device`; port 0: the kernel's choice.
     fn bound(device: &Arc<Device>, own: SocketAddr) -> Result<Id, VerbsError> {
@@ -222,21 +263,9 @@ impl Id {
         if unsafe { self.cm.rdma_get_cm_event(self.channel.as_ptr(), &mut raw) } != 0 {
             return None;
         }
-        // SAFETY: the event is ours until it is acknowledged, once, below. A request's private data, which the
-        // member `conn` of the union has, are so many bytes of it; other events have none there, or the same member.
+        // SAFETY: the event is ours until it is acknowledged, once, here, and as the library made it.
         unsafe {
-            let e = &*raw;
-            let with_data = [event::RDMA_CM_EVENT_CONNECT_REQUEST, event::RDMA_CM_EVENT_REJECTED];
-            let conn = &e.param.conn;
-            let data = match with_data.contains(&e.event) && !conn.private_data.is_null() {
-                true => {
-                    std::slice::from_raw_parts(conn.private_data.cast::<u8>(), conn.private_data_len.into())
-                        .to_vec()
-                }
-                false => Vec::new(),
-            };
-            let reads = [conn.responder_resources, conn.initiator_depth];
-            let taken = Event { kind: e.event, status: e.status, id: e.id, data, reads };
+            let taken = Event::of(&*raw);
             self.cm.rdma_ack_cm_event(raw);
             Some(taken)
         }
@@ -276,14 +305,7 @@ impl Id {
         if expected.contains(&e.kind) {
             return Ok(e.kind);
         }
-        let said = match e.kind == event::RDMA_CM_EVENT_REJECTED && e.data.starts_with(&STRANGER) {
-            true => "rejected: the peer waits for another attempt's request".into(),
-            false => format!("{} ({})", self.text(e.kind), e.status),
-        };
-        let error = match e.status {
-            errno @ ..0 => io::Error::from_raw_os_error(-errno),
-            _ => io::Error::other(said.clone()),
-        };
+        let (said, error) = e.refusal(&self.text(e.kind));
         Err(self.failed(&format!("{what}: {said}"), peer, error))
     }
 
@@ -344,8 +366,7 @@ impl Id {
         // An end whose WRITEs tell of their arrival reads nothing; but not every driver takes 0.
         let device = &self.device;
         let most = if device.kind.acknowledges() { 1 } else { device.limits.reads };
-        // A device that tells nothing of them has what it takes.
-        let [answered, asked] = reads.map(|told| if told == 0 { most } else { told.min(most) });
+        let [answered, asked] = reads_within(reads, most);
         sys::rdma_conn_param {
             private_data: if data.is_empty() { null() } else { data.as_ptr().cast() },
             private_data_len: data.len() as u8,
@@ -704,5 +725,69 @@ mod tests {
         for wrong in [offer("10.0.0.1", 0), offer("0.0.0.0", 5), offer("224.0.0.1", 5), offer("::", 5)] {
             assert!(wrong.check().unwrap_err().contains("which is no address"));
         }
+    }
+
+    /// What a peer's request or rejection brings, and what becomes of it.
+    #[test]
+    #[ignore = "the step fuzz runs this"]
+    fn p8_fuzz_no_private_data_of_a_peer_are_read_beyond_their_end_or_taken_for_those_of_another() {
+        use pushgate_tests::fuzz::{depth, fuzz, kind};
+
+        let expected = private_data(7, 9);
+        // Kind, status, READs, then the private data.
+        let input = |kind: event, status: i32, data: &[u8]| {
+            [&[kind.0 as u8][..], &status.to_le_bytes(), &[4, 200], data].concat()
+        };
+        let (request, rejected) = (event::RDMA_CM_EVENT_CONNECT_REQUEST, event::RDMA_CM_EVENT_REJECTED);
+        let seeds = [
+            input(request, 0, &[&expected[..], &[0; 32]].concat()),
+            input(request, 0, &private_data(9, 7)),
+            input(rejected, 28, &STRANGER),
+            input(rejected, -111, &[]),
+            input(event::RDMA_CM_EVENT_ESTABLISHED, 0, &[1]),
+        ];
+        let mut taken = 0;
+        let mut target = |bytes: &[u8]| {
+            let Some((&[what, a, b, c, d, answers, asks], data)) = bytes.split_first_chunk() else {
+                return 0;
+            };
+            // Memory of this length, so that a read beyond its end is one of other memory.
+            let data = data[..data.len().min(u8::MAX.into())].to_vec().into_boxed_slice();
+            let mut e = sys::rdma_cm_event { event: event(what.into()), ..Default::default() };
+            e.status = i32::from_le_bytes([a, b, c, d]);
+            e.param.conn = sys::rdma_conn_param {
+                private_data: if data.is_empty() { null() } else { data.as_ptr().cast() },
+                private_data_len: data.len() as u8,
+                responder_resources: answers,
+                initiator_depth: asks,
+                ..Default::default()
+            };
+            // SAFETY: the data are so many bytes.
+            let e = unsafe { Event::of(&e) };
+            let has_data = [request, rejected].contains(&e.kind);
+            assert_eq!(e.data, if has_data { &data[..] } else { &[] });
+            for most in [1, 16, u8::MAX] {
+                assert!(reads_within(e.reads, most).iter().all(|reads| (1..=most).contains(reads)));
+            }
+            let (said, error) = e.refusal("the library's name");
+            assert!(
+                said.len() < 80 && !said.contains(char::is_control) && !error.to_string().is_empty(),
+                "{said:?}"
+            );
+            if e.kind != request {
+                return kind(&said) ^ kind(error.to_string());
+            }
+            let number = |at: usize| Some(u64::from_be_bytes(data.get(at..at + 8)?.try_into().ok()?));
+            let numbers = (data.starts_with(&MAGIC), number(8), number(16));
+            let padded = data.iter().skip(PRIVATE).all(|byte| *byte == 0);
+            let is_ours = numbers == (true, Some(7), Some(9)) && padded;
+            assert_eq!(is_expected(&e.data, &expected), is_ours);
+            taken += u32::from(is_ours);
+            depth(data.iter().zip(&expected).take_while(|(a, b)| a == b).count()) << 1 | u64::from(is_ours)
+        };
+        target(&seeds[0]);
+        target(&seeds[1]);
+        fuzz(&seeds, &mut target);
+        assert!(taken > 0, "none was expected");
     }
 }
