@@ -349,7 +349,7 @@ impl fmt::Display for After<'_> {
     }
 }
 
-/// What to do about a limit of the system that is reached, or a refusal; empty for another error.
+/// What to do about a limit of the system that is reached; empty for another error.
 fn remedy(source: &std::io::Error) -> String {
     let per_queue_pair = match rustix::io::Errno::from_io_error(source) {
         Some(rustix::io::Errno::MFILE) => "; a queue pair holds about six files",

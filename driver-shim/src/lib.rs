@@ -78,7 +78,7 @@ pub enum ShimError {
         call: &'static str,
         /// The call's error.
         source: io::Error,
-        /// What helps where the error is no limit or refusal of the system ([`limits::remedy`]).
+        /// What helps where the error is no limit of the system ([`limits::remedy`]).
         remedy: &'static str,
     },
     /// A peer's memory does not have the size that was agreed on.

@@ -117,7 +117,7 @@ impl SharedMemoryBuilder {
         }
         let fd = memfd_create(&*self.name, flags)
             .map_err(io::Error::from)
-            .map_err(failed("memfd_create", "the kernel must have memfd_create"))?;
+            .map_err(failed("memfd_create", "the kernel and a sandbox (seccomp) must allow the call"))?;
         check_file_size(self.bytes)
             .and_then(|()| Ok(ftruncate(&fd, self.bytes as u64)?))
             .map_err(failed("ftruncate", "ask for less memory"))?;

@@ -82,11 +82,12 @@ class Runner:
         self.lock = threading.Lock()
 
     def start(self, command, env, log):
-        with open(log, "w") as file, self.lock:
+        with self.lock:
             # Once all are ended, another job's thread must begin nothing.
             if self.ended:
                 raise Failed("the runner ends")
-            process = subprocess.Popen(command, env=env, stdout=file, stderr=file, stdin=subprocess.DEVNULL, start_new_session=True)
+            with open(log, "w") as file:
+                process = subprocess.Popen(command, env=env, stdout=file, stderr=file, stdin=subprocess.DEVNULL, start_new_session=True)
             self.alive[process.pid] = process
         return process
 
