@@ -56,7 +56,7 @@ fn reached(what: &str, limit: Rlimit, command: &str) -> String {
     }
 }
 
-/// Fails where a file of this process may not have so many bytes. A call that makes a file longer than that is answered with
+/// Fails where a file of this process may not have `bytes` bytes. A call that makes a file longer than that is answered with
 /// SIGXFSZ, which ends the process without a word.
 pub(crate) fn check_file_size(bytes: usize) -> io::Result<()> {
     match getrlimit(Resource::Fsize).current {

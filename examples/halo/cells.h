@@ -29,7 +29,7 @@ static float *first_cells(uint32_t first, uint32_t planes, uint32_t side)
 	return cells;
 }
 
-/* The cells of all ranks after so many steps. */
+/* The cells of all ranks after `steps` steps. */
 static float *all_cells(uint32_t ranks, uint32_t side, uint32_t steps)
 {
 	uint32_t planes = side * ranks, plane = side * side, step, z, y, x;

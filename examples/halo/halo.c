@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A halo exchange: a Jacobi iteration over a grid of cells, of which each rank has a cube. It runs twice, and both results are
+ * A halo exchange: a Jacobi iteration over a grid of cells. Each rank has a cube of them. It runs twice, and both results are
  * compared with the one that this program computes alone:
  *
  *   push    kernels are launched ahead, without the host between; they push edge planes to their neighbours, and wait for theirs

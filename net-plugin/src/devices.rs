@@ -53,7 +53,7 @@ impl Hca {
             };
             if parts.any(|part| !part.is_empty()) {
                 return refused(format!(
-                    "`{entry}` names a rail or a plane, of which the plugin tells NCCL nothing"
+                    "`{entry}` names a rail or a plane, and the plugin tells NCCL of neither"
                 ));
             }
             names.push((name.to_owned(), asked));
@@ -123,7 +123,7 @@ fn unlike(this: &Candidate, best: &Candidate) -> String {
     match () {
         () if this.reach != best.reach => this.reach.to_string(),
         () if this.description.software => "it is in software".into(),
-        () => format!("{} comes behind {}", this.transport, best.transport),
+        () => format!("{} is taken only where no device has {}", this.transport, best.transport),
     }
 }
 
@@ -257,7 +257,7 @@ mod tests {
             assert_eq!(classes, [&["mlx5_0", "mlx5_1", "slow"][..], &["cxgb4_0"], &["siw0"]]);
             let why = |name: &str| left_out.iter().find(|(device, _)| device == name).map(|(_, why)| &**why);
             assert_eq!(why("dark"), Some("its port is down"));
-            assert_eq!(why("cxgb4_0"), Some("iWARP comes behind InfiniBand"));
+            assert_eq!(why("cxgb4_0"), Some("iWARP is taken only where no device has InfiniBand"));
             assert_eq!(why("siw0"), Some("it is in software"));
             assert_eq!((why("mlx5_0"), left_out.len()), (None, 3));
         }

@@ -620,7 +620,6 @@ fn join_verbs(
     })
 }
 
-/// An end over TCP.
 /// Memory for payload: a window, or the mirror of the peer's.
 fn payload(
     runtime: &Runtime,
