@@ -15,6 +15,7 @@
 //! stream socket, also TCP.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -31,6 +32,7 @@ use rustix::net::{
 
 use crate::closing::{Closes, Held, PeerStream};
 use crate::eventfd::{deadline, poll_until};
+use crate::limits::{added, remedy};
 
 /// How many descriptors one message may carry (`SCM_MAX_FD`).
 pub(crate) const FDS_AT_ONCE: usize = 253;
@@ -40,6 +42,25 @@ const HEADER: usize = 8;
 
 /// A frame's bytes and descriptors.
 pub type Frame = (Vec<u8>, Vec<OwnedFd>);
+
+/// A frame that lost descriptors, because this process may open no more files. [`Incoming::receive`] fails with it as
+/// `QuotaExceeded` ([`io::Error::get_ref`]).
+#[derive(Debug)]
+pub struct Cut {
+    /// The frame's bytes.
+    pub bytes: Vec<u8>,
+    lost: usize,
+    of: usize,
+}
+
+impl fmt::Display for Cut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let remedy = added(remedy(&Errno::MFILE.into()));
+        write!(f, "{} of {} descriptors of a frame were lost{remedy}", self.lost, self.of)
+    }
+}
+
+impl std::error::Error for Cut {}
 
 /// Sends one frame; the descriptors stay open here.
 ///
@@ -150,7 +171,7 @@ impl Incoming {
     /// frame has more than `max_bytes` or `max_fds`, or not the descriptors that it announces.
     ///
     /// The stream stays useful after `QuotaExceeded`: descriptors were lost because this process may
-    /// open no more files. That frame is lost; the next call goes on behind it.
+    /// open no more files. That frame is lost, but for the bytes in [`Cut`]; the next call goes on after it.
     pub fn receive(
         &mut self,
         from: &(impl Carrier + ?Sized),
@@ -205,12 +226,9 @@ impl Incoming {
         (self.begun, self.arrived) = (0, 0);
         let (bytes, fds) = (std::mem::take(&mut self.bytes), std::mem::take(&mut self.fds));
         if std::mem::take(&mut self.lost) {
-            let text = format!(
-                "{} of {count} descriptors of a frame were lost: raise the limit of open files",
-                count - fds.len()
-            );
+            let cut = Cut { bytes, lost: count - fds.len(), of: count };
             self.closes.close(fds, self.held.clone());
-            return Err(io::Error::new(ErrorKind::QuotaExceeded, text));
+            return Err(io::Error::new(ErrorKind::QuotaExceeded, cut));
         }
         Ok(Some((bytes, fds)))
     }

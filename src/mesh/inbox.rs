@@ -26,6 +26,8 @@ pub(super) struct State {
     pub(super) waiting: HashMap<u32, Load>,
     /// Queue pairs that this rank is making, by rank and label.
     pub(super) set_ups: HashSet<(u32, u32)>,
+    /// Those whose frame lost descriptors, by rank and label. No call has heard of it yet.
+    pub(super) cut: HashSet<(u32, u32)>,
     /// Queue pairs whose links are replaced when they break, by rank and label: where their frames go.
     pub(super) routes: HashMap<(u32, u32), Route>,
     /// Of such queue pairs that are gone, the latest under each rank and label: which of this rank's calls made it. All

@@ -493,6 +493,10 @@ impl Mesh {
             if next.is_some() {
                 return Ok(next);
             }
+            if let Some((rank, _)) = of.iter().find(|of| state.cut.remove(of)) {
+                let what = format!("the descriptors of a queue pair with rank {rank}");
+                return Err(Error::io(what)(Errno::MFILE.into()));
+            }
             if let Some(rank) = state.lost {
                 return Err(Error::PeerLost { rank });
             }

@@ -3,14 +3,14 @@
 //!
 //! The thread never waits for a single peer: each look at a socket takes what is there.
 
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::closing::drop_elsewhere;
-use pushgate_driver_shim::fdpass::{Frame, Incoming};
+use pushgate_driver_shim::fdpass::{Cut, Frame, Incoming};
 use pushgate_driver_shim::limited;
 use pushgate_proxy::redial::Attempts;
 use pushgate_proxy::{connect, door};
@@ -304,6 +304,7 @@ impl<'a> Heard<'a> {
             Ok(None) => Ok(None),
             Err(e) if e.kind() == ErrorKind::QuotaExceeded => {
                 limited!(warn, self.rank, rank = self.rank, "a frame of a rank is lost: {e}");
+                looks.shared.cut(self.rank, &e);
                 Ok(None)
             }
             Err(e) if e.kind() == ErrorKind::InvalidData => Err(Trouble::Wrong(e.to_string())),
@@ -404,6 +405,17 @@ impl<'a> Heard<'a> {
 }
 
 impl Shared {
+    /// Has the call that waits for a frame hear that the frame lost its descriptors.
+    fn cut(&self, rank: u32, error: &io::Error) {
+        let cut = error.get_ref().and_then(|e| e.downcast_ref::<Cut>());
+        let Some((label, bytes)) = cut.and_then(|cut| cut.bytes.split_first_chunk()) else { return };
+        let label = u32::from_le_bytes(*label);
+        if label >= QUEUE_PAIRS {
+            self.inbox.state().cut(rank, label, bytes);
+            self.inbox.arrived.notify_all();
+        }
+    }
+
     /// Puts a frame where a caller waits for it. Fails on a frame that no rank of this release
     /// would send.
     fn deliver(
@@ -492,7 +504,6 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
-    use std::io;
     use std::os::fd::{BorrowedFd, OwnedFd};
 
     use pushgate_driver_shim::abi;

@@ -29,6 +29,10 @@ use crate::error::Result;
 /// region.
 const MOST_TOLD: usize = 1 << 19;
 
+/// Of more queue pairs than this whose frames lost descriptors no call hears: a rank that sends such frames under ever new
+/// labels can't fill this process's memory.
+const MOST_CUT: usize = 1024;
+
 /// What an END under a queue pair's label reports; `None` for another frame. Fails if the END is malformed.
 pub(super) fn ended(rank: u32, label: u32, bytes: &[u8]) -> std::result::Result<Option<Ended>, String> {
     let found = connect::ended(bytes).map_err(|e| format!("it reported an end: {e}"))?;
@@ -109,6 +113,20 @@ pub(super) enum Bound {
 }
 
 impl State {
+    fn ends_set_up(&mut self, rank: u32, label: u32) {
+        self.set_ups.remove(&(rank, label));
+        self.cut.remove(&(rank, label));
+    }
+
+    /// Keeps for a call of this rank that a frame about its queue pair lost its descriptors. A queue pair that is made
+    /// already has its peer send the frame again.
+    pub(super) fn cut(&mut self, rank: u32, label: u32, bytes: &[u8]) {
+        let made = |route: &Route| connect::sender(bytes) == Some(route.with);
+        if !self.routes.get(&(rank, label)).is_some_and(made) && self.cut.len() < MOST_CUT {
+            self.cut.insert((rank, label));
+        }
+    }
+
     /// Takes those frames of a label out that `fits` accepts.
     fn extract(&mut self, rank: u32, label: u32, fits: impl Fn(&Frame) -> bool) -> Vec<Frame> {
         let Some(queue) = self.frames.remove(&(rank, label)) else { return Vec::new() };
@@ -281,7 +299,7 @@ impl SetUp<'_> {
     /// recorded the queue pair before.
     pub(super) fn joined(self, with: Incarnation, route: Option<(Mailbox, TellEngine)>) -> Option<Status> {
         let mut state = self.mesh.shared.inbox.state();
-        state.set_ups.remove(&(self.peer, self.label));
+        state.ends_set_up(self.peer, self.label);
         let (mut waiting, mut left) = (None, Vec::new());
         if let Some((mailbox, tell)) = route {
             let route = Route { own: self.own, with, mailbox, tell };
@@ -314,6 +332,6 @@ impl SetUp<'_> {
 
 impl Drop for SetUp<'_> {
     fn drop(&mut self) {
-        self.mesh.shared.inbox.state().set_ups.remove(&(self.peer, self.label));
+        self.mesh.shared.inbox.state().ends_set_up(self.peer, self.label);
     }
 }

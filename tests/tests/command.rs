@@ -769,6 +769,17 @@ fn below_a_limit_of_file_sizes_each_command_says_which_limit_it_is() {
     assert!(out.contains("the limit of file sizes") && out.contains("ulimit -f"), "{out}");
 }
 
+/// Which call meets the limit depends on it, and on which of the two ranks comes first.
+#[test]
+fn at_any_limit_of_open_files_a_queue_pair_is_made_or_the_limit_is_said() {
+    for limit in (18..40).step_by(2) {
+        let words = "bench latency --device cpu --runs 1 --seconds 0.001";
+        let (code, _, err) = below(&format!("-n {limit}"), words);
+        let said = err.contains(&format!("the limit of open files is {limit}"));
+        assert!(code == Some(0) || code == Some(1) && said, "{limit}: {code:?} {err}");
+    }
+}
+
 #[test]
 fn a_limit_that_this_user_can_not_raise_names_the_administrator() {
     let (code, _, err) = below("-n 24", "bench latency --device cpu --runs 1 --seconds 0.01");

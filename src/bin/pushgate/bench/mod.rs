@@ -276,11 +276,19 @@ impl Bench {
     pub fn pair(&self, context: &Context, config: QpConfig) -> Result<Pair> {
         let mut comms = Comm::local(context, 2)?;
         let (right, left) = (comms.pop().expect("two"), comms.pop().expect("two"));
-        let (a, b) = std::thread::scope(|s| {
-            let other = s.spawn(|| right.queue_pair(0, 0, config));
-            (left.queue_pair(1, 0, config), other.join().expect("no panic in set-up"))
+        // A rank that fails leaves, so that the other one hears of it and waits no longer.
+        let made = |comm: Comm, peer| comm.queue_pair(peer, 0, config).map(|qp| (comm, qp));
+        let both = std::thread::scope(|s| {
+            let other = s.spawn(|| made(right, 0));
+            (made(left, 1), other.join().expect("no panic in set-up"))
         });
-        Ok(Pair { ends: [a?, b?], _comms: [left, right] })
+        match both {
+            (Ok((left, a)), Ok((right, b))) => Ok(Pair { ends: [a, b], _comms: [left, right] }),
+            // The other rank's error says why that one left.
+            (Err(Error::PeerLost { .. } | Error::Aborted { .. }), Err(e)) | (Err(e), _) | (_, Err(e)) => {
+                Err(e.into())
+            }
+        }
     }
 
     /// One measurement: a line of the table or of JSON.
