@@ -65,6 +65,8 @@ impl Secret {
         if !data.is_file() {
             return Err(SecretError("is no regular file".into()));
         }
+        // In a user namespace a number may stand for many users. This process has opened a file that its owner alone may read,
+        // so it is that owner.
         let (user, mode) = (rustix::process::geteuid().as_raw(), data.mode() & 0o7777);
         if data.uid() != user && data.uid() != 0 {
             let text =

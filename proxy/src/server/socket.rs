@@ -110,6 +110,7 @@ fn open(dir: &Path, mode: u32) -> io::Result<(fs::File, fs::Metadata)> {
 fn entered(dir: &Path) -> io::Result<fs::File> {
     let (handle, meta) = open(dir, 0o755)?;
     let uid = rustix::process::geteuid().as_raw();
+    // In a user namespace a number may stand for many users. Here the owner alone may make a socket, so one is made by the owner.
     let ours = meta.uid() == uid || meta.uid() == 0;
     if meta.is_dir() && ours && meta.mode() & 0o022 == 0 && meta.mode() & 0o011 != 0 {
         return Ok(handle);
@@ -129,6 +130,7 @@ fn entered(dir: &Path) -> io::Result<fs::File> {
 fn private(dir: &Path) -> io::Result<fs::File> {
     let (handle, meta) = open(dir, 0o700)?;
     let uid = rustix::process::geteuid().as_raw();
+    // As in `entered`: in a directory of another user with the same number no socket can be made.
     if !meta.is_dir() || meta.uid() != uid || meta.mode() & 0o077 != 0 {
         let text = format!(
             "{} must be a directory of user {uid} with mode 0700 (it is user {}'s, mode {:o}), because a user who \
