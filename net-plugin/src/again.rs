@@ -20,9 +20,7 @@ use pushgate_proxy::redial::{self, Answer, Party};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Failure, Result};
-use crate::handle::{self, Nonce};
-use crate::handshake::{VERSIONS, random};
-use crate::listening::terms;
+use crate::handle::{self, Nonce, VERSIONS, random};
 
 /// What this process needs to meet others again.
 pub type Again = redial::Again<Ends>;
@@ -54,7 +52,7 @@ impl Place {
 
     /// What both ends of a socket that is dialled there agree on.
     pub fn terms(&self, tls: bool) -> Terms {
-        terms(&handle::Key(self.key), tls)
+        handle::Key(self.key).terms(tls)
     }
 
     /// With the key hidden by a secret that both ends of the connection know, and shown again by a second call. A token belongs to
@@ -161,7 +159,7 @@ impl Party for Ends {
 pub fn listen(listener: TcpListener, recover: Duration, tls: bool) -> Result<(Again, Here)> {
     let key = random()?;
     let listening = Failure::system("listening for those who dial again");
-    let opened = Door::on(listener, terms(&handle::Key(key), tls), redial::limits(GREETINGS));
+    let opened = Door::on(listener, handle::Key(key).terms(tls), redial::limits(GREETINGS));
     let door = opened.map_err(listening)?;
     let at = door.local_addr().map_err(Failure::system("listening for those who dial again"))?;
     let tokens = Arc::new(Tokens::default());

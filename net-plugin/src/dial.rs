@@ -16,8 +16,8 @@ use crate::error::{Code, Failure, Result};
 use crate::handle::{Handle, Nonce};
 use crate::identity::Identity;
 use crate::listening::{is_ours, name_of};
-use crate::runtime::Loaded;
-use crate::socket::Stream;
+use crate::loaded::Loaded;
+use crate::stream::Stream;
 
 /// What a connector knows of itself.
 #[derive(Clone, Copy)]

@@ -11,9 +11,10 @@ use pushgate_proxy::session::Status;
 
 use crate::error::{Code, Failure, Result};
 use crate::join::{Registered, Role};
+use crate::lane::Lane;
 use crate::log;
 use crate::pushes;
-use crate::runtime::{Lane, Runtime};
+use crate::runtime::Runtime;
 use crate::socket::Line;
 use crate::watch::{self, Peer};
 

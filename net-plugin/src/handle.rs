@@ -19,10 +19,14 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
-use pushgate_proxy::door::Secret;
+use pushgate_driver_shim::versions::Versions;
+use pushgate_proxy::door::{Purpose, Secret, Terms};
 
 use crate::error::{Code, Failure, Result};
 use crate::identity::{Identity, NAME};
+
+/// Versions that this build speaks of everything that the two ends say to each other.
+pub const VERSIONS: Versions = Versions::new(6, 6);
 
 /// The size of a handle, `NCCL_NET_HANDLE_MAXSIZE`.
 pub const BYTES: usize = 128;
@@ -37,6 +41,14 @@ const MARK: std::ops::Range<usize> = 112..120;
 
 /// 16 random bytes that name something.
 pub type Nonce = [u8; 16];
+
+/// 16 bytes that nobody can guess.
+pub fn random() -> Result<Nonce> {
+    let mut nonce = [0; 16];
+    let mut file = std::fs::File::open("/dev/urandom").map_err(Failure::system("/dev/urandom"))?;
+    std::io::Read::read_exact(&mut file, &mut nonce).map_err(Failure::system("/dev/urandom"))?;
+    Ok(nonce)
+}
 
 /// Which queue pairs a process can make with others of other hosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,6 +71,11 @@ impl Key {
     /// What two ends with the handle prove to know.
     pub fn secret(&self) -> Secret {
         Secret::new(&self.0).expect("it is long enough")
+    }
+
+    /// What the ends of a connection over TCP agree on.
+    pub fn terms(&self, tls: bool) -> Terms {
+        Terms { secret: self.secret(), purpose: Purpose::NCCL, tls }
     }
 
     /// What names the listener where others may read it.

@@ -26,9 +26,10 @@ use pushgate_proxy::receives::PostedReceives;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Code, Failure, Result};
+use crate::lane::Lane;
 use crate::plan::{Landing, Out, Plan};
 use crate::props::MAX_BYTES;
-use crate::runtime::{Lane, Runtime};
+use crate::runtime::Runtime;
 use crate::socket::Line;
 
 /// How many receives NCCL may have outstanding on a connection, as a power of two: 32 of 8 buffers

@@ -6,6 +6,7 @@
 //! process, `runtime` the threads that a process has once, `handshake` how two ends connect without ever blocking, `comm`
 //! a connection in use, `send` and `receive` its two ends. `rma` is NCCL's other table, of puts and signals.
 
+mod address;
 mod again;
 mod alike;
 mod comm;
@@ -23,8 +24,10 @@ mod handshake;
 mod hosts;
 mod identity;
 mod join;
+mod lane;
 mod large;
 mod listening;
+mod loaded;
 mod log;
 mod path;
 mod plan;
@@ -42,6 +45,7 @@ mod rma;
 mod runtime;
 mod send;
 mod socket;
+mod stream;
 mod taken;
 #[cfg(test)]
 mod testing;

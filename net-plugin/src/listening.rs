@@ -2,26 +2,32 @@
 //! listener does not know who will connect, so with `qp = auto` it has both.
 
 use std::io::ErrorKind;
-use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
+use std::net::{SocketAddr, TcpListener};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
 use std::sync::Once;
+use std::time::Duration;
 
-use pushgate::Settings;
 use pushgate::settings::QpKind;
 use pushgate_driver_shim::closing::PeerListener;
 use pushgate_driver_shim::limited;
 use pushgate_driver_shim::users::is_ours_or_root;
-use pushgate_proxy::door::{Door, Limits, Purpose, Terms};
-use pushgate_proxy::link::verbs::Device;
+use pushgate_proxy::door::{Door, Limits};
 use pushgate_proxy::wire::peer_cred;
 
+use crate::address::own_address;
 use crate::error::{Failure, Result};
 use crate::handle::{Key, Nonce};
-use crate::handshake::{GREETING, STRANGERS};
+use crate::loaded::Loaded;
 use crate::log;
-use crate::runtime::Loaded;
-use crate::socket::Stream;
+use crate::stream::Stream;
+
+/// Time within which a connector must greet. NCCL calls the connector from a thread that also allocates and registers memory, and
+/// calls nothing meanwhile. A connection that never greets occupies one descriptor for this time.
+pub const GREETING: Duration = Duration::from_secs(600);
+/// How many connections may be about to greet. The ranks of a job may all come at once, as for their first puts (RMA), and NCCL calls
+/// none of them to the end before the others.
+pub const STRANGERS: usize = 2048;
 
 /// The abstract name of a listener's Unix socket.
 pub fn name_of(nonce: &Nonce) -> String {
@@ -76,16 +82,11 @@ impl Sockets {
     }
 }
 
-/// What the ends of a connection over TCP agree on.
-pub fn terms(key: &Key, tls: bool) -> Terms {
-    Terms { secret: key.secret(), purpose: Purpose::NCCL, tls }
-}
-
 /// Lets connectors in who have the handle.
 fn open_door(tcp: TcpListener, key: &Key, tls: bool) -> Result<Door> {
     // What a connector says first comes in a frame, as over a Unix socket.
     let limits = Limits { places: STRANGERS, greeting: 0, time: GREETING };
-    Door::on(tcp, terms(key, tls), limits).map_err(failed())
+    Door::on(tcp, key.terms(tls), limits).map_err(failed())
 }
 
 /// What `accept` of a socket gives, without strangers and connectors that have gone.
@@ -137,26 +138,6 @@ pub fn listen_tcp(loaded: &Loaded) -> Result<TcpListener> {
     Ok(socket)
 }
 
-/// The address at which other hosts reach this one: the setting, or else the RDMA device's, if there is one, or else
-/// that of the default route.
-pub fn own_address(settings: &Settings, device: Option<&Device>) -> Result<IpAddr> {
-    if let Ok(ip) = settings.host.parse() {
-        return Ok(ip);
-    }
-    let mut ips = device.map(Device::addresses).unwrap_or_default();
-    ips.retain(|ip| !matches!(ip, IpAddr::V6(v) if v.is_unicast_link_local()));
-    ips.sort_by_key(|ip| ip.is_ipv6());
-    if let Some(ip) = ips.first() {
-        return Ok(*ip);
-    }
-    // Sends nothing: connecting a UDP socket only asks which route the kernel would take.
-    let routed =
-        UdpSocket::bind("0.0.0.0:0").and_then(|s| s.connect("192.0.2.1:9").and_then(|()| s.local_addr()));
-    routed
-        .map(|a| a.ip())
-        .map_err(Failure::system("no address at which others reach this host; set PUSHGATE_HOST to one"))
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Instant;
@@ -165,7 +146,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use pushgate_driver_shim::closing::PeerStream;
-    use pushgate_proxy::door::{Dialer, DoorError, Refused, Secret, dial};
+    use pushgate_proxy::door::{Dialer, DoorError, Refused, Secret, Terms, dial};
 
     use pushgate_tests::lingering::{lingering, send_along};
     use pushgate_tests::wait_until;
@@ -186,7 +167,7 @@ mod tests {
                 std::thread::spawn(move || dial(at, &terms, &[], until))
             };
             for secret in [Key([6; 16]).secret(), Secret::new(&key.nonce()).unwrap()] {
-                let stranger = connects(Terms { secret, ..terms(&key, tls) });
+                let stranger = connects(Terms { secret, ..key.terms(tls) });
                 until(|| {
                     assert!(sockets.accept().unwrap().is_none(), "it came through");
                     stranger.is_finished().then_some(())
@@ -194,7 +175,7 @@ mod tests {
                 let e = stranger.join().unwrap().unwrap_err();
                 assert!(matches!(e, DoorError::Refused(Refused::TurnedAway)), "{e}");
             }
-            let connector = connects(terms(&key, tls));
+            let connector = connects(key.terms(tls));
             let Stream::Tcp(stream) = until(|| sockets.accept().unwrap()) else { panic!("it came over TCP") };
             assert_eq!(stream.is_encrypted(), tls);
             connector.join().unwrap().unwrap();
@@ -227,7 +208,7 @@ mod tests {
         let mut dialers: Vec<_> = (0..300)
             .map(|_| {
                 let mut dialer =
-                    Dialer::new(TcpStream::connect(at).unwrap(), &terms(&key, false), &[]).unwrap();
+                    Dialer::new(TcpStream::connect(at).unwrap(), &key.terms(false), &[]).unwrap();
                 assert!(!dialer.advance().unwrap(), "it is through already");
                 assert!(sockets.accept().unwrap().is_none(), "it is through already");
                 dialer

@@ -16,8 +16,9 @@ use crate::error::{Code, Failure, Result};
 use crate::handle;
 use crate::handshake::{Attempts, Listener, Made};
 use crate::join::{Purpose, Role};
+use crate::loaded::Loaded;
 use crate::props::{Network, Properties};
-use crate::runtime::{Loaded, Runtime};
+use crate::runtime::Runtime;
 
 /// One of NCCL's communicators.
 pub struct Context {

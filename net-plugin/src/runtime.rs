@@ -1,64 +1,34 @@
 //! The running threads of a process, one set for all of its communicators: an engine for each GPU that a rank of this
-//! process uses and each RDMA device that its connections go over, and more for connections over TCP ([`Lane`]), the watch of connections, and the settings that they were
-//! started with.
+//! process uses and each RDMA device that its connections go over, and more for connections over TCP ([`Lane`]), the watch of
+//! connections, and what they were started with.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::net::{IpAddr, TcpListener};
+use std::net::TcpListener;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use pushgate::settings::{AutoOr, DriveChoice, PluginSettings, ProxyPlace, QpKind, WindowKind};
+use pushgate::settings::{AutoOr, DriveChoice, PluginSettings};
 use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::memory::{HugePages, SharedMemory, SharedMemoryBuilder};
-use pushgate_proxy::engine::{Drive, Engine, EngineOptions, QpId, StallReport};
-use pushgate_proxy::idle::Wake;
+use pushgate_proxy::engine::{Drive, Engine, EngineOptions, StallReport};
 use pushgate_proxy::linger::Lingered;
 use pushgate_proxy::link::tcp::{Host, Readiness, Tuning};
 use pushgate_proxy::memory::Keep;
-use pushgate_topology::Sysfs;
 
-use crate::alike::Alike;
 use crate::error::{Code, Failure, Result};
 use crate::gpu::{self, Gpu};
-use crate::hosts::{Hosts, Listed};
-use crate::identity::Identity;
-use crate::listening::{listen_tcp, own_address};
+use crate::hosts::Hosts;
+use crate::lane::Lane;
+use crate::listening::listen_tcp;
+use crate::loaded::Loaded;
 use crate::log;
-use crate::path::{self, Choice, Opened, OverRdma};
-use crate::props::{Network, Properties};
-use crate::ranks::{Cores, Ranks};
+use crate::path::OverRdma;
+use crate::ranks::Cores;
 use crate::rdma::{self, Rdma};
-use crate::taken;
-use crate::under_way::{self, UnderWay};
 use crate::watch::Watch;
-
-/// What the first init has read.
-pub struct Loaded {
-    pub settings: PluginSettings,
-    pub identity: Identity,
-    /// The RDMA devices for `verbs` queue pairs, as NCCL numbers them.
-    pub rdma: Vec<Arc<Rdma>>,
-    /// Why there is none, where the settings leave it open.
-    pub no_rdma: Option<String>,
-    /// Where this process meets others over `tcp` queue pairs, if the settings allow these.
-    pub tcp: Option<IpAddr>,
-    /// The devices that NCCL is told of.
-    pub network: Network,
-    /// What the other ends must have been told too.
-    pub alike: Alike,
-    /// The RDMA devices, for other ranks of this host; nothing without.
-    pub listed: Option<Listed>,
-    /// NCCL may hand over memory of GPUs; the first of them, already opened.
-    pub gpu: Option<Mutex<Option<Opened>>>,
-    /// For which RDMA devices NCCL was told to hand over dma-bufs.
-    dma_bufs: Vec<bool>,
-    /// What all connections have under way in their windows. Bounded where GPUs copy.
-    pub under_way: Arc<UnderWay>,
-    cores: Cores,
-}
 
 /// The running threads and their state.
 pub struct Runtime {
@@ -92,214 +62,6 @@ struct Lanes {
     gpu: Option<Arc<Gpu>>,
 }
 
-/// An engine, and the GPU and the RDMA device that its connections are for.
-pub struct Lane {
-    /// Dropped before the GPU, because its mover uses the GPU's memory.
-    pub engine: Arc<Engine>,
-    /// What drives the engine.
-    drive: Drive,
-    pub bell: Arc<EventFd>,
-    /// Which streams of the lane's connections over TCP can go on.
-    pub readiness: Arc<Readiness>,
-    /// Of a lane for connections over RDMA, as all RMA lanes may be.
-    pub device: Option<Arc<Rdma>>,
-    /// What is done with the GPU's memory over the device. Dropped before the GPU, because it holds some of the GPU's memory.
-    pub over_rdma: Option<Arc<OverRdma>>,
-    pub gpu: Option<Arc<Gpu>>,
-}
-
-impl Lane {
-    /// How the lane's connections wake the engine's thread. A GPU's connections have a message every
-    /// few microseconds while they are busy, and each would find the thread just going to sleep, so
-    /// that thread polls, less and less often while idle. A thread that only stands in for NCCL's
-    /// runs while there is none of that.
-    pub fn wake(&self) -> Wake {
-        let copies = self.gpu.as_ref().is_some_and(|gpu| gpu.has_copier());
-        if copies && self.drive == Drive::Thread { Wake::Polled } else { Wake::Doorbell }
-    }
-
-    /// Wakes the engine before a post if the engine sleeps and NCCL's thread drives it
-    /// ([`Engine::rouse`]).
-    #[inline]
-    pub fn rouse(&self) {
-        // An engine that has ended has ended its queue pairs: their status says how.
-        let _ = self.engine.rouse();
-    }
-
-    /// Whether NCCL's own thread drives the connections.
-    pub fn caller_drives(&self) -> bool {
-        self.drive == Drive::Caller
-    }
-
-    /// Moves all of the lane's connections on, where the caller drives.
-    #[inline]
-    pub fn drive_all(&self) {
-        if self.drive == Drive::Caller {
-            log::take_thread();
-            // An engine that has ended has ended its queue pairs: their status says how.
-            let _ = self.engine.drive();
-        }
-    }
-
-    /// Moves the connection of this queue pair on, where the caller drives: NCCL's own thread does, behind
-    /// each send and receive that it posts and in each test. False: another thread was at it, so what was just posted may not
-    /// have been seen.
-    #[inline]
-    pub fn drive(&self, qp: QpId) -> bool {
-        if self.drive == Drive::Caller {
-            log::take_thread();
-            // An engine that has ended has ended its queue pairs: their status says how.
-            return self.engine.drive_for(qp).unwrap_or(true);
-        }
-        true
-    }
-}
-
-impl Loaded {
-    /// Reads the settings, opens what they name, and tells NCCL's log.
-    pub fn new() -> Result<Self> {
-        let settings = PluginSettings::load()?;
-        settings.check()?;
-        if settings.proxy == ProxyPlace::Process {
-            return Err(settings.refused("proxy", "thread in the NCCL plugin").into());
-        }
-        if settings.window != WindowKind::Memory {
-            return Err(settings.refused("window", "memory in the NCCL plugin").into());
-        }
-        let (rdma, no_rdma) = match settings.qp {
-            QpKind::Local => (Vec::new(), None),
-            QpKind::Tcp => (Vec::new(), Some("qp = tcp here".into())),
-            qp => match rdma::open(&settings)? {
-                Ok(devices) => (devices, None),
-                // Ranks of this host need none.
-                Err(e) if qp == QpKind::Auto => (Vec::new(), Some(e.to_string())),
-                Err(e) => return Err(e.into()),
-            },
-        };
-        let first = rdma.first().map(|rdma| &*rdma.device);
-        let tcp = match settings.qp {
-            QpKind::Tcp => Some(own_address(&settings, None)?),
-            // Ranks of this host need none.
-            QpKind::Auto => own_address(&settings, first).ok(),
-            _ => None,
-        };
-        let path = Choice::of(&settings, &rdma.iter().collect::<Vec<_>>())?;
-        let over_tcp = settings.qp == QpKind::Tcp;
-        let wants_gpu = path::wants_gpu_memory(&settings);
-        let network = match rdma.is_empty() {
-            // Over TCP as many devices with GPU memory as without, for as many connections.
-            true if over_tcp => Network::of_host(true).in_order(),
-            true => Network::of_host(wants_gpu),
-            false => Network::of_devices(rdma::properties(&rdma)),
-        };
-        if let Some(why) = network.merging(|name| std::env::var(name).ok()) {
-            return Err(Failure::new(Code::Usage, why));
-        }
-        let network = network
-            .with_gpu_memory(path.gpu.is_some())
-            .with_dma_bufs(|dev| path.dma_bufs.get(dev).is_some_and(|takes| *takes));
-        path.why.iter().for_each(|why| log::init(why));
-        if wants_gpu || over_tcp {
-            path::tell_nccl(settings.qp);
-        }
-        if wants_gpu {
-            taken::tell_without_tuner();
-        }
-        let alike = Alike::here(&settings, &network);
-        if settings.qp == QpKind::Auto && !rdma.is_empty() && path.gpu.is_some() {
-            log::init(&format!("over local queue pairs: {}", path::OVER_LOCAL));
-        }
-        let topology = Sysfs::host().read();
-        let ranks = Ranks::of_host(&settings, &topology);
-        let cores = Cores::here(ranks);
-        let bound = path.gpu.is_some().then(|| under_way::bound(&settings, &topology, ranks));
-        let under_way = UnderWay::new(bound.and_then(|(bound, why)| {
-            log::init(&why);
-            bound
-        }));
-        let identity = Identity::here();
-        let names: Vec<_> = rdma.iter().map(|rdma| rdma.device.name()).collect();
-        let id = std::env::var("NCCL_HOSTID").ok();
-        let listed = (!names.is_empty()).then(|| Listed::here(&identity, id.as_deref(), &names));
-        let (gpu, dma_bufs) = (path.gpu, path.dma_bufs);
-        let rdma = rdma.into_iter().map(Arc::new).collect();
-        let loaded = Loaded {
-            settings,
-            identity,
-            rdma,
-            no_rdma,
-            tcp,
-            network,
-            alike,
-            listed,
-            gpu,
-            dma_bufs,
-            under_way,
-            cores,
-        };
-        let window = loaded.settings.net_window_size;
-        log::init(&format!("queue pairs are {}; window of {window} bytes a connection", loaded.transports()));
-        Ok(loaded)
-    }
-
-    /// Which ranks are reached over which transport, for the log.
-    fn transports(&self) -> String {
-        if self.rdma.is_empty() {
-            let why = self.no_rdma.as_ref().map(|why| format!(", for lack of an RDMA device ({why})"));
-            let why = why.unwrap_or_default();
-            return match (self.settings.qp, self.tcp) {
-                (QpKind::Tcp, Some(at)) => format!("tcp, at {at}"),
-                (_, Some(at)) => format!("local to ranks of this host, tcp to others, at {at}{why}"),
-                (_, None) => format!("local: ranks of this host only{why}"),
-            };
-        }
-        let kinds = match self.settings.qp {
-            QpKind::Auto => "local to ranks of this host, verbs to others",
-            _ => "verbs",
-        };
-        let of = |(rdma, p): (&Arc<Rdma>, &Properties)| format!("{}, {} Mbit/s", rdma.describe(), p.speed);
-        let devices: Vec<_> = self.rdma.iter().zip(self.network.all()).map(of).collect();
-        format!("{kinds}: {}", devices.join("; "))
-    }
-
-    /// Whether there are queue pairs to ranks of other hosts.
-    pub fn reaches_others(&self) -> bool {
-        !self.rdma.is_empty() || self.tcp.is_some()
-    }
-
-    /// The socket at which other hosts dial this process again when a connection broke, how long a connection may be gone, and
-    /// whether it is encrypted.
-    fn dialled_again(&self) -> Option<(TcpListener, Duration, bool)> {
-        let recover = self.settings.recovery().filter(|_| self.reaches_others())?;
-        match listen_tcp(self) {
-            Ok(listener) => Some((listener, recover, self.settings.tls)),
-            Err(e) => {
-                tracing::warn!("sockets between hosts that break are not replaced: {e}");
-                None
-            }
-        }
-    }
-
-    /// Opens a GPU other than the first, whose memory NCCL hands over as it was told for the first.
-    fn another(&self, index: u32) -> Result<Opened> {
-        let devices: Vec<_> = self.rdma.iter().map(|rdma| &**rdma).collect();
-        let mut opened = Opened::new(index, &devices, &self.settings)?;
-        opened.join_copier(&self.settings).map_err(|why| {
-            let text = format!("no other process can copy memory of GPU {index}: {why}; set PUSHGATE_PATH=bounce on all ranks");
-            Failure::new(Code::System, text)
-        })?;
-        opened.why.iter().for_each(|why| log::init(&format!("GPU {index}, beside the first: {why}")));
-        let unlike = |(over, told): (&OverRdma, &bool)| over.reach.is_some() && over.dma_buf != *told;
-        let Some(dev) = opened.rdma.iter().zip(&self.dma_bufs).position(unlike) else { return Ok(opened) };
-        let text = format!(
-            "the memory of GPU {index} is registered with {} in another way than that of the first GPU of the process; \
-             set PUSHGATE_PATH=push and PUSHGATE_LANDING=host",
-            self.rdma[dev].describe()
-        );
-        Err(Failure::new(Code::Usage, text))
-    }
-}
-
 /// How many threads carry a GPU's connections over TCP; 0: NCCL's own do. With fewer than four cores NCCL's threads need them. The
 /// threads of all ranks of a host take half of its cores at most.
 fn tcp_threads(settings: &PluginSettings, cores: Cores) -> usize {
@@ -310,44 +72,16 @@ fn tcp_threads(settings: &PluginSettings, cores: Cores) -> usize {
     }
 }
 
-#[cfg(test)]
-impl Runtime {
-    /// Makes a runtime for tests over `local`, without a GPU, whatever the environment says.
-    pub fn of_a_test(window: u64) -> Arc<Self> {
-        Self::of_a_test_with(window, |_| {})
-    }
-
-    /// Makes a runtime for tests without a GPU: the default settings with a window of `window` bytes, after what `change` does to
-    /// them. Over `local`, or if `qp` is tcp over the loopback device.
-    pub fn of_a_test_with(window: u64, change: impl FnOnce(&mut PluginSettings)) -> Arc<Self> {
-        let mut settings = PluginSettings::default();
-        settings.net_window_size = window;
-        change(&mut settings);
-        let network = Network::of_host(false);
-        let (identity, no_rdma) = (Identity::here(), Some("a test has none".into()));
-        let under_way = UnderWay::new(match settings.net_under_way {
-            AutoOr::Is(most) => Some(under_way::Bound { most, each_gpu: false }),
-            _ => None,
-        });
-        let (rdma, gpu, dma_bufs, listed) = (Vec::new(), None, Vec::new(), None);
-        let tcp = (settings.qp == QpKind::Tcp).then_some(std::net::Ipv4Addr::LOCALHOST.into());
-        let alike = Alike::here(&settings, &network);
-        let cores = Cores::here(Ranks::Told(1));
-        let loaded = Loaded {
-            settings,
-            identity,
-            rdma,
-            no_rdma,
-            tcp,
-            network,
-            alike,
-            listed,
-            gpu,
-            dma_bufs,
-            under_way,
-            cores,
-        };
-        Arc::new(Runtime::start(Arc::new(loaded), Arc::new(())).expect("a thread"))
+/// The socket at which other hosts dial this process again when a connection broke, how long a connection may be gone, and
+/// whether it is encrypted.
+fn dialled_again(loaded: &Loaded) -> Option<(TcpListener, Duration, bool)> {
+    let recover = loaded.settings.recovery().filter(|_| loaded.reaches_others())?;
+    match listen_tcp(loaded) {
+        Ok(listener) => Some((listener, recover, loaded.settings.tls)),
+        Err(e) => {
+            tracing::warn!("sockets between hosts that break are not replaced: {e}");
+            None
+        }
     }
 }
 
@@ -364,7 +98,7 @@ impl Runtime {
     /// Starts the threads. `keep` is dropped with the runtime.
     pub fn start(loaded: Arc<Loaded>, keep: Keep) -> Result<Self> {
         Ok(Runtime {
-            watch: Watch::start(loaded.dialled_again())?,
+            watch: Watch::start(dialled_again(&loaded))?,
             lanes: Mutex::default(),
             tcp: Mutex::default(),
             lingered: lingered(loaded.settings.recovery()),

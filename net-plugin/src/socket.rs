@@ -5,32 +5,23 @@
 //! the bytes. The descriptors come with its first byte.
 
 use std::collections::VecDeque;
-use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
-use pushgate_driver_shim::closing::{Closes, PeerStream};
+use pushgate_driver_shim::closing::Closes;
 use pushgate_driver_shim::limited;
-use pushgate_proxy::door;
 use pushgate_proxy::redial::Kept;
-use pushgate_proxy::redial::envelope::tune;
-use rustix::cmsg_space;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
-};
 
 use crate::again::{Place, Token};
+use crate::stream::{FDS, Stream};
 
 const MAGIC: [u8; 4] = *b"PGF1";
 const HEADER: usize = 12;
 /// The most bytes of a frame. A greeting is a few hundred bytes; the offer of another link over RDMA has up to 64 for each of
 /// 4,096 regions.
 const MAX_BYTES: usize = 1 << 19;
-const MAX_FDS: usize = 4;
 /// The most frames that may be lost and wait for the peer to read.
 const MOST_WAITING: usize = 16;
 /// The most frames that wait until the peer has said to have them, where the socket is replaced when it breaks.
@@ -49,106 +40,6 @@ pub fn received(bytes: &[u8]) -> Option<u64> {
 
 /// A frame's bytes and descriptors.
 pub type Frame = (Vec<u8>, Vec<OwnedFd>);
-
-/// The socket of a connection.
-pub enum Stream {
-    Unix(PeerStream),
-    Tcp(door::Stream),
-}
-
-impl AsFd for Stream {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Stream::Unix(s) => s.as_fd(),
-            Stream::Tcp(s) => s.as_fd(),
-        }
-    }
-}
-
-impl Stream {
-    /// Takes a TCP connection and sets it up so that a host that is gone is noticed in about ten
-    /// seconds, or in three where the connection is replaced then.
-    pub fn tcp(stream: door::Stream, replaced: bool) -> io::Result<Self> {
-        tune(&stream, replaced)?;
-        Ok(Stream::Tcp(stream))
-    }
-
-    /// The process at the other end, if it is on this host and has a number here.
-    pub fn peer_pid(&self) -> Option<u32> {
-        match self {
-            // 0 stands for a process of another PID namespace.
-            Stream::Unix(s) => {
-                let cred = pushgate_proxy::wire::peer_cred(s).ok()?;
-                (cred.pid > 0).then_some(cred.pid as u32)
-            }
-            Stream::Tcp(_) => None,
-        }
-    }
-
-    /// Whether the other end has closed the connection, or its process has ended. What it sent before is still to be received.
-    pub fn is_hung_up(&self) -> bool {
-        let mut fds = [PollFd::new(self, PollFlags::RDHUP)];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        matches!(poll(&mut fds, Some(&now)), Ok(1..))
-    }
-
-    /// Sends what the socket takes now, with descriptors along with the first byte; `WouldBlock` if it takes nothing. Over TCP
-    /// there are no descriptors.
-    pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
-        let s = match self {
-            Stream::Unix(s) => s,
-            Stream::Tcp(s) => return s.send(&[IoSlice::new(bytes)]),
-        };
-        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() {
-            assert!(control.push(SendAncillaryMessage::ScmRights(fds)), "room for {MAX_FDS}");
-        }
-        // NOSIGNAL: the program may have left SIGPIPE deadly.
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        Ok(rustix::io::retry_on_intr(|| sendmsg(s, &[IoSlice::new(bytes)], &mut control, flags))?)
-    }
-
-    /// Sends what is encrypted and waits for the socket. True when nothing is left.
-    fn flush(&self) -> io::Result<bool> {
-        match self {
-            Stream::Unix(_) => Ok(true),
-            Stream::Tcp(s) => s.flush(),
-        }
-    }
-
-    /// Receives what is there: how many bytes, 0 at the end, `WouldBlock` if there are none yet, and whether descriptors were
-    /// lost.
-    pub fn receive(&self, bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<(usize, bool)> {
-        let s = match self {
-            Stream::Unix(s) => s,
-            // Bytes that were changed on their way end the socket, as a reset would.
-            Stream::Tcp(s) => {
-                let n = s.recv(&mut [IoSliceMut::new(bytes)]).map_err(|e| match e.kind() {
-                    ErrorKind::InvalidData => io::Error::new(ErrorKind::ConnectionAborted, e),
-                    _ => e,
-                });
-                return Ok((n?, false));
-            }
-        };
-        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let message = recvmsg(s, &mut [IoSliceMut::new(bytes)], &mut control, flags)?;
-        for m in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(more) = m {
-                fds.extend(more);
-            }
-        }
-        Ok((message.bytes, message.flags.contains(ReturnFlags::CTRUNC)))
-    }
-
-    /// Shuts down both directions, so that the peer notices even if another process holds the
-    /// descriptor.
-    pub fn shutdown(&self) {
-        let _ = rustix::net::shutdown(self, rustix::net::Shutdown::Both);
-    }
-}
 
 /// How two ends of a connection meet again when their socket broke.
 pub struct Renewal {
@@ -457,9 +348,9 @@ impl Channel {
                     u32::from_le_bytes(self.input[at..at + 4].try_into().expect("four bytes")) as usize
                 };
                 let (bytes, fds) = (word(4), word(8));
-                if bytes > MAX_BYTES || fds > MAX_FDS {
+                if bytes > MAX_BYTES || fds > FDS {
                     return Err(invalid(format!(
-                        "a frame of {bytes} bytes and {fds} descriptors, allowed are {MAX_BYTES} and {MAX_FDS}"
+                        "a frame of {bytes} bytes and {fds} descriptors, allowed are {MAX_BYTES} and {FDS}"
                     )));
                 }
                 want = HEADER + bytes;
@@ -497,8 +388,8 @@ impl Channel {
         match self.stream.receive(bytes, &mut self.in_fds) {
             Ok((n, lost)) => {
                 self.lost |= lost;
-                if self.in_fds.len() > MAX_FDS {
-                    let text = format!("more than {MAX_FDS} descriptors came with a frame");
+                if self.in_fds.len() > FDS {
+                    let text = format!("more than {FDS} descriptors came with a frame");
                     return Err(io::Error::new(ErrorKind::InvalidData, text));
                 }
                 Ok(Some(n))

@@ -5,14 +5,18 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pushgate::settings::Transport;
+use pushgate::settings::{AutoOr, PluginSettings, QpKind, Transport};
 
 use crate::comm::{Comm, Request};
 use crate::error::Result;
 use crate::join::{Joined, NewEnd, Purpose, Role};
-use crate::props::MAX_BYTES;
+use crate::loaded::Loaded;
+use crate::props::{MAX_BYTES, Network};
+use crate::ranks::{Cores, Ranks};
 use crate::runtime::Runtime;
-use crate::socket::{Line, Stream};
+use crate::socket::Line;
+use crate::stream::Stream;
+use crate::under_way::{self, UnderWay};
 
 /// A connection of ours, and the peer's end of it.
 pub struct Pair {
@@ -82,4 +86,28 @@ pub fn ended(request: &Request) -> Result<usize> {
             Err(e) => Some(Err(e)),
         }
     })
+}
+
+impl Runtime {
+    /// Makes a runtime for tests over `local`, without a GPU, whatever the environment says.
+    pub fn of_a_test(window: u64) -> Arc<Self> {
+        Self::of_a_test_with(window, |_| {})
+    }
+
+    /// Makes a runtime for tests without a GPU: the default settings with a window of `window` bytes, after what `change` does to
+    /// them. Over `local`, or if `qp` is tcp over the loopback device.
+    pub fn of_a_test_with(window: u64, change: impl FnOnce(&mut PluginSettings)) -> Arc<Self> {
+        let mut settings = PluginSettings::default();
+        settings.net_window_size = window;
+        change(&mut settings);
+        let under_way = UnderWay::new(match settings.net_under_way {
+            AutoOr::Is(most) => Some(under_way::Bound { most, each_gpu: false }),
+            _ => None,
+        });
+        let tcp = (settings.qp == QpKind::Tcp).then_some(std::net::Ipv4Addr::LOCALHOST.into());
+        let (network, cores) = (Network::of_host(false), Cores::here(Ranks::Told(1)));
+        let mut loaded = Loaded::without_devices(settings, network, cores, under_way);
+        (loaded.no_rdma, loaded.tcp) = (Some("a test has none".into()), tcp);
+        Arc::new(Runtime::start(Arc::new(loaded), Arc::new(())).expect("a thread"))
+    }
 }

@@ -37,7 +37,8 @@ use rustix::io::Errno;
 use crate::again::{self, Again, Finder, Found, Here, Key};
 use crate::error::{Failure, Result};
 use crate::log;
-use crate::socket::{self, Channel, Line, Stream};
+use crate::socket::{self, Channel, Line};
+use crate::stream::Stream;
 
 const BYE: [u8; 8] = *b"PGBYE\0\0\0";
 const FAREWELL: usize = 16;

@@ -1,36 +1,21 @@
 //! What NCCL calls: doors (its listenComm), coll comms, contexts and registrations.
 
-use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Instant;
 
 use pushgate_driver_shim::memory::HugePages;
 use pushgate_gpu_kernels::OrderedCopies;
 
-use super::memory::{Memories, Memory};
-use super::requests::{Cause, Handle};
-use super::state::{Signal, State, Stretch};
+use super::means::Means;
+use super::memory::{Memory, Signal, Stretch};
+use super::requests::Handle;
+use super::state::State;
 use crate::end::SETTLE;
 use crate::error::{Code, Failure, Result};
 use crate::exclusive::{Exclusive, Refused};
 use crate::handle;
 use crate::handshake::{Attempts, Listener};
-use crate::join::Purpose;
-use crate::runtime::{Lane, Runtime};
-
-/// A coll comm whose windows together have at most so many bytes has windows that are longer than the settings say.
-const WINDOWS: u64 = 256 << 20;
-
-/// Bytes of the window to each of the other ranks: four times `setting`, unless all windows together would then exceed [`WINDOWS`].
-/// Longer windows allow longer copies by the GPU, up to a quarter of the window each, and so fewer fences.
-fn window_size(setting: u64, ranks: u32) -> u64 {
-    let longer = setting.saturating_mul(4);
-    let all = longer.saturating_mul(u64::from(ranks.max(2) - 1));
-    if all <= WINDOWS { longer } else { setting }
-}
-
-/// The traffic class of a coll comm before a context names one.
-const UNSET: i32 = -1;
+use crate::runtime::Runtime;
 
 /// What NCCL calls a listenComm of the RMA table. Closing it leaves the coll comms that were made with it as they are.
 pub struct Door {
@@ -48,18 +33,9 @@ impl Door {
 }
 
 /// What the threads of a coll comm have in common.
-pub struct Shared {
-    pub runtime: Arc<Runtime>,
-    pub attempts: Arc<Attempts>,
-    pub lane: Arc<Lane>,
-    pub listener: Arc<Listener>,
-    pub rank: u32,
-    pub ranks: u32,
-    pub handles: Box<[[u8; handle::BYTES]]>,
-    pub memories: Memories,
-    class: AtomicI32,
+struct Shared {
+    means: Means,
     state: Exclusive<State>,
-    failed: OnceLock<Cause>,
 }
 
 /// A memory, as NCCL holds it.
@@ -78,23 +54,6 @@ pub struct Contexts {
 }
 
 impl Shared {
-    /// The traffic class of the coll comm's queue pairs.
-    pub fn class(&self) -> Option<u8> {
-        // Relaxed: a number that orders nothing.
-        u8::try_from(self.class.load(Ordering::Relaxed)).ok()
-    }
-
-    /// What the coll comm's queue pairs are for.
-    pub fn purpose(&self) -> Purpose {
-        let window = window_size(self.runtime.loaded.settings.net_window_size, self.ranks);
-        Purpose::Rma { lane: self.lane.clone(), window }
-    }
-
-    /// Something has failed: NCCL is told when it asks.
-    pub fn failed(&self, cause: &Cause) {
-        let _ = self.failed.set(cause.clone());
-    }
-
     /// Runs `f` for NCCL's thread that makes progress.
     #[inline]
     fn enter<R>(&self, f: impl FnOnce(&mut State) -> Result<R>) -> Result<R> {
@@ -154,28 +113,14 @@ impl Coll {
             None => None,
         };
         let state = Exclusive::new(State::new(ranks, copies));
-        let listener = door.listener.clone();
-        let (memories, class, failed) = (Memories::default(), AtomicI32::new(UNSET), OnceLock::new());
-        let shared = Shared {
-            runtime,
-            attempts,
-            lane,
-            listener,
-            rank,
-            ranks,
-            handles,
-            memories,
-            class,
-            state,
-            failed,
-        };
-        Ok(Coll { shared: Arc::new(shared) })
+        let means = Means::new((runtime, attempts), lane, door.listener.clone(), handles, (rank, ranks));
+        Ok(Coll { shared: Arc::new(Shared { means, state }) })
     }
 
     /// Registers memory. The call is collective: each rank makes the same registrations in the same order. `kept`: nobody
     /// but this plugin writes to signals in the memory.
     pub fn register(&self, address: usize, bytes: usize, cuda: bool, kept: bool) -> Result<Registered> {
-        if cuda && self.shared.lane.gpu.is_none() {
+        if cuda && self.shared.means.lane.gpu.is_none() {
             let text = "GPU memory, but this process has no GPU that the plugin can use; its first lines in this log say why";
             return Err(Failure::new(Code::Usage, text));
         }
@@ -183,16 +128,16 @@ impl Coll {
             let text = format!("registration of {bytes} bytes at {address:#x}");
             return Err(Failure::new(Code::Argument, text));
         }
-        Ok(self.shared.memories.add(address, bytes, cuda, kept))
+        Ok(self.shared.means.memories.add(address, bytes, cuda, kept))
     }
 
     /// Deregisters memory. Afterwards nothing reads or writes it.
     pub fn deregister(&self, memory: &Registered) -> Result<()> {
         let shared = &*self.shared;
-        if !shared.memories.remove(memory) {
+        if !shared.means.memories.remove(memory) {
             return Err(Failure::new(Code::Argument, "memory that was deregistered before"));
         }
-        shared.visit(|state| state.forget(shared, memory))?
+        shared.visit(|state| state.forget(&shared.means, memory))?
     }
 
     /// Makes contexts. Operations of one context to one rank keep their order.
@@ -201,7 +146,7 @@ impl Coll {
             return Err(Failure::new(Code::Argument, "no context is asked for"));
         }
         let shared = self.shared.clone();
-        let _ = shared.class.compare_exchange(UNSET, class, Ordering::Relaxed, Ordering::Relaxed);
+        shared.means.set_class(class);
         let number = shared.visit(|state| state.add_contexts(contexts))?;
         Ok(Contexts { shared, number, contexts })
     }
@@ -210,7 +155,7 @@ impl Coll {
     #[inline]
     pub fn test(&self, request: Handle) -> Result<bool> {
         let shared = &*self.shared;
-        shared.enter(|state| state.test(shared, request))
+        shared.enter(|state| state.test(&shared.means, request))
     }
 }
 
@@ -218,14 +163,14 @@ impl Coll {
 impl Coll {
     /// The first failure that NCCL is told of, if there is one.
     pub fn failure(&self) -> Option<String> {
-        self.shared.failed.get().map(|cause| cause.text.to_string())
+        self.shared.means.failure().map(|cause| cause.text.to_string())
     }
 }
 
 impl Drop for Coll {
     fn drop(&mut self) {
         let shared = &*self.shared;
-        if let Err(e) = shared.visit(|state| state.close(shared)) {
+        if let Err(e) = shared.visit(|state| state.close(&shared.means)) {
             crate::log::warn(&format!("RMA: closing: {e}"));
         }
     }
@@ -234,7 +179,7 @@ impl Drop for Coll {
 impl Contexts {
     /// Checks the context and the rank that an operation names.
     fn check(&self, context: u32, rank: u32) -> Result<()> {
-        let (contexts, ranks) = (self.contexts, self.shared.ranks);
+        let (contexts, ranks) = (self.contexts, self.shared.means.ranks);
         if context < contexts && rank < ranks {
             return Ok(());
         }
@@ -275,7 +220,7 @@ impl Contexts {
         let shared = &*self.shared;
         // SAFETY: the caller's promise.
         shared.enter(|state| unsafe {
-            state.put(shared, (self.number, context, rank), (from, to, bytes), signal)
+            state.put(&shared.means, (self.number, context, rank), (from, to, bytes), signal)
         })
     }
 
@@ -295,7 +240,9 @@ impl Contexts {
         }
         let shared = &*self.shared;
         // SAFETY: the caller's promise.
-        shared.enter(|state| unsafe { state.get(shared, (self.number, context, rank), (from, to, bytes)) })
+        shared.enter(|state| unsafe {
+            state.get(&shared.means, (self.number, context, rank), (from, to, bytes))
+        })
     }
 
     /// A request that is done once the bytes of all gets that are done can be seen.
@@ -309,14 +256,14 @@ impl Contexts {
     pub fn progress(&self) -> Result<()> {
         let shared = &*self.shared;
         shared.enter(|state| {
-            state.progress(shared);
+            state.progress(&shared.means);
             Ok(())
         })
     }
 
     /// Whether something has failed.
     pub fn has_failed(&self) -> bool {
-        self.shared.failed.get().is_some()
+        self.shared.means.failure().is_some()
     }
 }
 
@@ -324,19 +271,5 @@ impl Drop for Contexts {
     fn drop(&mut self) {
         // A state that nobody can enter has no use for contexts.
         let _ = self.shared.visit(|state| state.remove_contexts(self.number));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn windows_are_longer_as_long_as_all_of_them_are_few_bytes() {
-        let cases = [((4 << 20, 1), 16 << 20), ((4 << 20, 17), 16 << 20), ((4 << 20, 18), 4 << 20)];
-        for ((setting, ranks), window) in cases {
-            assert_eq!(window_size(setting, ranks), window, "{ranks} ranks");
-        }
-        assert_eq!((window_size(512 << 20, 2), window_size(64 << 10, 1024)), (512 << 20, 256 << 10));
     }
 }

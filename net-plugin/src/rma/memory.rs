@@ -91,6 +91,20 @@ impl Memories {
     }
 }
 
+/// Bytes of registered memory.
+#[derive(Clone, Copy)]
+pub struct Stretch<'a> {
+    pub memory: &'a Arc<Memory>,
+    pub offset: u64,
+}
+
+/// A signal of the other rank, and what is added to it.
+#[derive(Clone, Copy)]
+pub struct Signal<'a> {
+    pub at: Stretch<'a>,
+    pub value: u64,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -31,6 +31,7 @@
 mod coll;
 mod incoming;
 mod landing;
+mod means;
 mod memory;
 mod outgoing;
 mod own;
@@ -43,5 +44,5 @@ mod tests;
 mod wire;
 
 pub use coll::{Coll, Contexts, Door, Registered};
+pub use memory::{Signal, Stretch};
 pub use requests::Handle;
-pub use state::{Signal, Stretch};

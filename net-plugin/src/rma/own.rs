@@ -7,8 +7,8 @@
 use pushgate_gpu_kernels::OrderedCopies;
 
 use super::landing::{Addition, Inward, Landing, Landings, WORD};
+use super::memory::{Signal, Stretch};
 use super::requests::{Handle, Requests};
-use super::state::{Signal, Stretch};
 use crate::error::{Code, Failure, Result};
 
 /// What this rank does to its own memory.

@@ -4,14 +4,13 @@ mod ending;
 mod progress;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 use pushgate_gpu_kernels::OrderedCopies;
 
-use super::coll::Shared;
 use super::incoming::Incoming;
 use super::landing::{Inward, Landing, Landings};
-use super::memory::Memory;
+use super::means::Means;
+use super::memory::{Signal, Stretch};
 use super::outgoing::{Op, Outgoing, What};
 use super::own::Own;
 use super::requests::{Cause, Counted, Get, Handle, Requests};
@@ -25,20 +24,6 @@ use crate::handle;
 pub const DEPTH: u16 = 32 * crate::ffi::types::MAX_RECVS as u16;
 /// Tests in vain of which one makes progress, where several requests are under way.
 const TESTS: u64 = 8;
-
-/// Bytes of registered memory.
-#[derive(Clone, Copy)]
-pub struct Stretch<'a> {
-    pub memory: &'a Arc<Memory>,
-    pub offset: u64,
-}
-
-/// A signal of the other rank, and what is added to it.
-#[derive(Clone, Copy)]
-pub struct Signal<'a> {
-    pub at: Stretch<'a>,
-    pub value: u64,
-}
 
 /// How another rank is reached.
 enum Reach {
@@ -178,7 +163,7 @@ impl State {
     /// The memories stay valid until they are deregistered.
     pub unsafe fn put(
         &mut self,
-        shared: &Shared,
+        means: &Means,
         (contexts, context, rank): (u32, u32, u32),
         (from, to, bytes): (Option<Stretch<'_>>, Option<Stretch<'_>>, u64),
         signal: Option<Signal<'_>>,
@@ -186,10 +171,10 @@ impl State {
         self.lives()?;
         let counted = self.count(contexts, context, rank)?;
         let request = self.requests.add(counted, None);
-        if rank == shared.rank {
+        if rank == means.rank {
             // SAFETY: the caller's promise.
             let put = unsafe { self.put_here(request, (from, to, bytes), signal) };
-            self.unless_broken(shared, put);
+            self.unless_broken(means, put);
             return Ok(request);
         }
         let place = |s: Stretch<'_>| Place { memory: s.memory.number, offset: s.offset };
@@ -201,7 +186,7 @@ impl State {
             sent: 0,
             request: Some(request),
         };
-        self.begin(shared, rank, op);
+        self.begin(means, rank, op);
         Ok(request)
     }
 
@@ -211,24 +196,24 @@ impl State {
     /// The memories stay valid until they are deregistered.
     pub unsafe fn get(
         &mut self,
-        shared: &Shared,
+        means: &Means,
         (contexts, context, rank): (u32, u32, u32),
         (from, to, bytes): (Stretch<'_>, Stretch<'_>, u64),
     ) -> Result<Handle> {
         self.lives()?;
         let counted = self.count(contexts, context, rank)?;
-        if rank == shared.rank {
+        if rank == means.rank {
             let request = self.requests.add(counted, None);
             // SAFETY: the caller's promise.
             let got = unsafe { self.put_here(request, (Some(from), Some(to), bytes), None) };
-            self.unless_broken(shared, got);
+            self.unless_broken(means, got);
             return Ok(request);
         }
         let (memory, offset) = (to.memory.clone(), to.offset);
         let get = self.requests.add(counted, Some(Get { memory, offset, bytes, arrived: 0, from: rank }));
         let from = Place { memory: from.memory.number, offset: from.offset };
         let op = Op { what: What::Get { from, bytes, get }, payload: None, bytes: 0, sent: 0, request: None };
-        self.begin(shared, rank, op);
+        self.begin(means, rank, op);
         Ok(get)
     }
 
@@ -267,10 +252,10 @@ impl State {
     }
 
     /// Begins an operation at another rank.
-    fn begin(&mut self, shared: &Shared, rank: u32, op: Op) {
+    fn begin(&mut self, means: &Means, rank: u32, op: Op) {
         self.peers[rank as usize].ops.push_back(op);
         self.activate(rank);
-        self.send_to(shared, rank);
+        self.send_to(means, rank);
     }
 
     fn activate(&mut self, rank: u32) {
@@ -282,13 +267,13 @@ impl State {
     }
 
     /// Whether a request is done. Makes progress if it is not.
-    pub fn test(&mut self, shared: &Shared, request: Handle) -> Result<bool> {
+    pub fn test(&mut self, means: &Means, request: Handle) -> Result<bool> {
         let mut answer = self.requests.test(request);
         if let Ok((false, _)) = answer {
             // NCCL tests all that is under way one after the other, and asks for progress between.
             self.tests += 1;
             if self.requests.count() == 1 || self.tests.is_multiple_of(TESTS) {
-                self.progress(shared);
+                self.progress(means);
                 answer = self.requests.test(request);
             }
         }

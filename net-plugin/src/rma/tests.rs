@@ -9,13 +9,15 @@ use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Opcode, Record};
 
 use super::coll::{Coll, Contexts, Door, Registered};
+use super::memory::{Signal, Stretch};
 use super::requests::Handle;
-use super::state::{DEPTH, Signal, Stretch};
+use super::state::DEPTH;
 use super::wire::{Adds, HEADER, Header, Place, Words};
 use crate::error::{Code, Failure};
 use crate::handshake::Attempts;
 use crate::join::Purpose;
-use crate::runtime::{Lane, Runtime};
+use crate::lane::Lane;
+use crate::runtime::Runtime;
 use crate::testing::{WINDOW, until};
 
 /// A rank with one memory of its own, whose last 8 words are signals.

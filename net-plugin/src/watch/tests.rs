@@ -9,7 +9,7 @@ use pushgate_proxy::redial::Answer;
 use pushgate_proxy::redial::envelope::{Incoming, envelope};
 
 use super::*;
-use crate::handshake::VERSIONS;
+use crate::handle::VERSIONS;
 use crate::socket::Renewal;
 use crate::testing::until;
 

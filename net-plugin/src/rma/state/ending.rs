@@ -7,9 +7,9 @@ use super::{Reach, State};
 use crate::end::SETTLE;
 use crate::error::{Code, Failure, Result};
 use crate::log;
-use crate::rma::coll::Shared;
 use crate::rma::incoming::Incoming;
 use crate::rma::landing::Inward;
+use crate::rma::means::Means;
 use crate::rma::memory::Memory;
 use crate::rma::requests::Cause;
 
@@ -19,7 +19,7 @@ const DELIVERY: Duration = Duration::from_secs(2);
 impl State {
     /// A rank is lost: what waits for it fails, and what is asked of it later. A rank that closes in order is no loss, unless
     /// something still waits for it.
-    pub(super) fn lose(&mut self, shared: &Shared, rank: u32, cause: Cause) {
+    pub(super) fn lose(&mut self, means: &Means, rank: u32, cause: Cause) {
         let peer = &mut self.peers[rank as usize];
         // A rank that has asked nothing of this one has no queue pair to say so with.
         let in_order = peer.bye || matches!(&peer.reach, Reach::Live(outgoing) if outgoing.has_all());
@@ -39,44 +39,44 @@ impl State {
                     std::mem::forget(outgoing);
                 }
             }
-            Reach::Dialing(mut handle) => shared.attempts.abandon(&mut handle),
+            Reach::Dialing(mut handle) => means.attempts.abandon(&mut handle),
             Reach::Unasked => {}
             Reach::Lost(_) => {
                 // It was said when the rank was lost, unless the rank had closed in order.
                 if waited {
-                    shared.failed(&cause);
+                    means.failed(&cause);
                 }
                 return;
             }
         }
         if waited || !in_order {
             log::warn(&format!("RMA: rank {rank} is lost: {}", cause.text));
-            shared.failed(&cause);
+            means.failed(&cause);
         }
     }
 
     /// Looks whether a rank is lost to which nothing waits to be sent.
-    pub(super) fn look_for_losses(&mut self, shared: &Shared) {
+    pub(super) fn look_for_losses(&mut self, means: &Means) {
         for rank in 0..self.peers.len() as u32 {
             if let Reach::Live(outgoing) = &self.peers[rank as usize].reach
                 && let Some(cause) = outgoing.ended()
             {
-                self.lose(shared, rank, cause);
+                self.lose(means, rank, cause);
             }
         }
     }
 
     /// The coll comm as a whole fails. The other ranks are told by the end of all queue pairs.
-    pub(super) fn break_off(&mut self, shared: &Shared, cause: Cause) {
+    pub(super) fn break_off(&mut self, means: &Means, cause: Cause) {
         log::warn(&format!("RMA: {}", cause.text));
-        shared.failed(&cause);
+        means.failed(&cause);
         self.requests.fail_all(&cause);
         self.incoming.iter().for_each(Incoming::abort);
         for peer in &mut self.peers {
             match &mut peer.reach {
                 Reach::Live(outgoing) => outgoing.abort(),
                 Reach::Dialing(handle) => {
-                    shared.attempts.abandon(handle);
+                    means.attempts.abandon(handle);
                     peer.reach = Reach::Lost(cause.clone());
                 }
                 Reach::Unasked | Reach::Lost(_) => {}
@@ -86,10 +86,10 @@ impl State {
     }
 
     /// Of a coll comm that has failed: ranks that connect are told so by the end of their queue pairs.
-    pub(super) fn turn_away(&mut self, shared: &Shared) {
+    pub(super) fn turn_away(&mut self, means: &Means) {
         // What fails here ends the attempt of that rank too.
-        while let Ok(Some(made)) = shared.listener.next(&shared.purpose()) {
-            drop(Incoming::new(shared.runtime.clone(), made));
+        while let Ok(Some(made)) = means.listener.next(&means.purpose()) {
+            drop(Incoming::new(means.runtime.clone(), made));
         }
     }
 
@@ -124,7 +124,7 @@ impl State {
 
     /// Nothing uses this memory any more, which is deregistered: what still waits to be sent out of it fails, with all that
     /// is asked of the same ranks.
-    pub fn forget(&mut self, shared: &Shared, memory: &Arc<Memory>) -> Result<()> {
+    pub fn forget(&mut self, means: &Means, memory: &Arc<Memory>) -> Result<()> {
         let cause = || Cause {
             code: Code::Usage,
             text: format!(
@@ -135,7 +135,7 @@ impl State {
         };
         for rank in 0..self.peers.len() as u32 {
             if self.peers[rank as usize].ops.iter().any(|op| op.uses(memory)) {
-                self.lose(shared, rank, cause());
+                self.lose(means, rank, cause());
             }
         }
         self.requests.fail_gets_into(memory, &cause());
@@ -150,11 +150,11 @@ impl State {
     }
 
     /// Sends what was begun, tells the ranks that no more follows, and waits a while until they have it.
-    pub fn close(&mut self, shared: &Shared) {
+    pub fn close(&mut self, means: &Means) {
         let began = Instant::now();
         let mut said = vec![false; self.peers.len()];
         loop {
-            self.progress(shared);
+            self.progress(means);
             let mut waits = false;
             for (peer, said) in self.peers.iter_mut().zip(&mut said) {
                 let outgoing = match &mut peer.reach {
@@ -183,7 +183,7 @@ impl State {
         }
         for peer in &mut self.peers {
             if let Reach::Dialing(handle) = &mut peer.reach {
-                shared.attempts.abandon(handle);
+                means.attempts.abandon(handle);
             }
         }
         let cause = Cause { code: Code::Usage, text: "the coll comm is closed".into() };

@@ -8,9 +8,9 @@ use pushgate_gpu_kernels::OrderedCopies;
 use super::{Peer, Reach, State};
 use crate::error::{Failure, Result};
 use crate::log;
-use crate::rma::coll::Shared;
 use crate::rma::incoming::{Incoming, Message};
 use crate::rma::landing::{Addition, Landing};
+use crate::rma::means::Means;
 use crate::rma::memory::{Found, Memory};
 use crate::rma::outgoing::{Op, Outgoing, What};
 use crate::rma::requests::{Cause, Handle};
@@ -29,35 +29,35 @@ const MOST_REPLIES: usize = 1 << 16;
 
 impl State {
     /// Moves everything on.
-    pub fn progress(&mut self, shared: &Shared) {
+    pub fn progress(&mut self, means: &Means) {
         self.turns += 1;
-        shared.lane.drive_all();
-        let moved = self.try_progress(shared);
-        self.unless_broken(shared, moved);
+        means.lane.drive_all();
+        let moved = self.try_progress(means);
+        self.unless_broken(means, moved);
     }
 
     /// Fails the coll comm as a whole if `what` has failed.
-    pub(super) fn unless_broken(&mut self, shared: &Shared, what: Result<()>) {
+    pub(super) fn unless_broken(&mut self, means: &Means, what: Result<()>) {
         if let Err(failure) = what {
-            self.break_off(shared, failure.into());
+            self.break_off(means, failure.into());
         }
     }
 
-    fn try_progress(&mut self, shared: &Shared) -> Result<()> {
+    fn try_progress(&mut self, means: &Means) -> Result<()> {
         if self.broken.is_some() {
             if self.turns % LOOK == 1 {
-                self.turn_away(shared);
+                self.turn_away(means);
             }
             return Ok(());
         }
         if self.come + 1 < self.peers.len() && self.turns % LOOK == 1 {
-            self.let_in(shared)?;
+            self.let_in(means)?;
         }
         self.inward.advance()?;
         if let Some(outward) = &mut self.outward {
             outward.look().map_err(Failure::system("copying out of the GPU's memory"))?;
         }
-        self.take_in(shared)?;
+        self.take_in(means)?;
         // One mark behind all that was taken in, and behind the signals, which are stored without waiting for it.
         self.own.advance(&mut self.inward, &mut self.requests)?;
         self.inward.mark()?;
@@ -65,13 +65,13 @@ impl State {
         // Those for whom nothing is left to do take themselves out.
         for at in (0..self.active.len()).rev() {
             let rank = self.active[at];
-            if !self.send_to(shared, rank) {
+            if !self.send_to(means, rank) {
                 self.peers[rank as usize].active = false;
                 self.active.swap_remove(at);
             }
         }
         if self.turns.is_multiple_of(LOSSES) {
-            self.look_for_losses(shared);
+            self.look_for_losses(means);
         }
         if self.turns.is_multiple_of(CHECK) {
             self.inward.check()?;
@@ -79,7 +79,7 @@ impl State {
                 || !self.active.is_empty()
                 || self.copies_are_under_way()
                 || self.incoming.iter().any(|from| !from.is_idle());
-            let limit = shared.runtime.loaded.settings.stall_report;
+            let limit = means.runtime.loaded.settings.stall_report;
             if let Some(long) = self.stall.look(Instant::now(), self.moved(), waits, limit) {
                 log::warn(&format!("RMA: nothing has moved for {long:.0?}: {}", self.describe()));
             }
@@ -124,19 +124,19 @@ impl State {
     }
 
     /// Lets ranks connect.
-    fn let_in(&mut self, shared: &Shared) -> Result<()> {
-        while let Some(made) = shared.listener.next(&shared.purpose())? {
-            self.incoming.push(Incoming::new(shared.runtime.clone(), made)?);
+    fn let_in(&mut self, means: &Means) -> Result<()> {
+        while let Some(made) = means.listener.next(&means.purpose())? {
+            self.incoming.push(Incoming::new(means.runtime.clone(), made)?);
         }
         Ok(())
     }
 
     /// Takes in what has arrived from all ranks.
-    fn take_in(&mut self, shared: &Shared) -> Result<()> {
+    fn take_in(&mut self, means: &Means) -> Result<()> {
         let mut incoming = std::mem::take(&mut self.incoming);
         let mut failure = None;
         incoming.retain_mut(|from| {
-            let stays = self.take_from(shared, from);
+            let stays = self.take_from(means, from);
             stays.unwrap_or_else(|e| {
                 failure = Some(e);
                 true
@@ -147,7 +147,7 @@ impl State {
     }
 
     /// Takes in what has arrived from one rank. False if nothing will come any more.
-    fn take_from(&mut self, shared: &Shared, from: &mut Incoming) -> Result<bool> {
+    fn take_from(&mut self, means: &Means, from: &mut Incoming) -> Result<bool> {
         // Looked at first: what came before the end is then found below.
         let ended = from.ended();
         let (mut refused, mut all) = (None, false);
@@ -157,7 +157,7 @@ impl State {
                     all = true;
                     break;
                 }
-                Ok(Some(message)) => match self.handle(shared, from, message)? {
+                Ok(Some(message)) => match self.handle(means, from, message)? {
                     Handled::Taken => self.taken += 1,
                     Handled::Later => {
                         from.hold(message);
@@ -178,14 +178,14 @@ impl State {
             self.settle_copies()?;
             from.settle(self.inward.passed(), &mut self.requests);
             if let Some(rank) = from.rank {
-                self.lose(shared, rank, cause);
+                self.lose(means, rank, cause);
             }
             return Ok(false);
         }
         match ended {
             Some(cause) if all && from.is_idle() => {
                 if let Some(rank) = from.rank {
-                    self.lose(shared, rank, cause);
+                    self.lose(means, rank, cause);
                 }
                 Ok(false)
             }
@@ -194,14 +194,14 @@ impl State {
     }
 
     /// Does what a message asks.
-    fn handle(&mut self, shared: &Shared, from: &mut Incoming, message: Message) -> Result<Handled> {
+    fn handle(&mut self, means: &Means, from: &mut Incoming, message: Message) -> Result<Handled> {
         let refused = |why: String| Ok(Handled::Refused(why));
         let mut landing = Landing::default();
         let Some(rank) = from.rank else {
             let ranks = self.peers.len() as u32;
             return match message.header {
                 Header::Hello { rank, ranks: theirs }
-                    if theirs == ranks && rank < ranks && rank != shared.rank =>
+                    if theirs == ranks && rank < ranks && rank != means.rank =>
                 {
                     let came = &mut self.peers[rank as usize].came;
                     if std::mem::replace(came, true) {
@@ -219,14 +219,14 @@ impl State {
             Header::Hello { .. } => return refused("the rank says its name again".into()),
             Header::Bye => self.peers[rank as usize].bye = true,
             Header::Put { to, bytes, signal } => {
-                let memory = match self.memory_of(shared, to, bytes, bytes > 0) {
+                let memory = match self.memory_of(means, to, bytes, bytes > 0) {
                     Named::Here(memory) => memory,
                     Named::Later => return Ok(Handled::Later),
                     Named::Refused(why) => return refused(why),
                 };
                 let adds = match signal {
                     None => None,
-                    Some(Adds { at, value }) => match self.memory_of(shared, at, 8, true) {
+                    Some(Adds { at, value }) => match self.memory_of(means, at, 8, true) {
                         Named::Here(Some((memory, _))) => match memory.signal(at.offset) {
                             Ok(address) => Some(Addition { memory, address, value }),
                             Err(why) => return refused(why),
@@ -270,7 +270,7 @@ impl State {
                 landing.arrived = Some((request, bytes));
             }
             Header::Get { from: place, bytes, get } => {
-                let payload = match self.memory_of(shared, place, bytes, bytes > 0) {
+                let payload = match self.memory_of(means, place, bytes, bytes > 0) {
                     Named::Here(found) => found.map(|(memory, _)| (memory, place.offset)),
                     Named::Later => return Ok(Handled::Later),
                     Named::Refused(why) => return refused(why),
@@ -279,7 +279,7 @@ impl State {
                     return refused(format!("more than {MOST_REPLIES} gets wait to be answered"));
                 }
                 let op = Op { what: What::Reply { get }, payload, bytes, sent: 0, request: None };
-                self.begin(shared, rank, op);
+                self.begin(means, rank, op);
             }
         }
         from.landings.push(landing);
@@ -287,11 +287,11 @@ impl State {
     }
 
     /// The bytes that a message names, if it names any.
-    fn memory_of(&self, shared: &Shared, place: Place, bytes: u64, any: bool) -> Named {
+    fn memory_of(&self, means: &Means, place: Place, bytes: u64, any: bool) -> Named {
         if !any {
             return Named::Here(None);
         }
-        match shared.memories.find(place.memory) {
+        match means.memories.find(place.memory) {
             Found::NotYet => Named::Later,
             Found::Gone => Named::Refused(format!("memory {} is not registered any more", place.memory)),
             Found::Here(memory) => match memory.address_of(place.offset, bytes) {
@@ -305,17 +305,17 @@ impl State {
     }
 
     /// Sends what waits for a rank, as far as it can. False if nothing is left to do.
-    pub(super) fn send_to(&mut self, shared: &Shared, rank: u32) -> bool {
+    pub(super) fn send_to(&mut self, means: &Means, rank: u32) -> bool {
         let peer = &mut self.peers[rank as usize];
         if let Reach::Unasked = peer.reach {
-            peer.reach = Reach::Dialing(Box::new(shared.handles[rank as usize]));
+            peer.reach = Reach::Dialing(Box::new(means.handles[rank as usize]));
         }
         if let Reach::Dialing(handle) = &mut peer.reach {
-            let hello = Header::Hello { rank: shared.rank, ranks: shared.ranks };
-            let purpose = shared.purpose();
-            let made = shared.attempts.dial(&shared.runtime, handle, shared.class(), &purpose);
+            let hello = Header::Hello { rank: means.rank, ranks: means.ranks };
+            let purpose = means.purpose();
+            let made = means.attempts.dial(&means.runtime, handle, means.class(), &purpose);
             let new = made.and_then(|made| {
-                made.map(|made| Outgoing::new(shared.runtime.clone(), made, rank, hello)).transpose()
+                made.map(|made| Outgoing::new(means.runtime.clone(), made, rank, hello)).transpose()
             });
             match new {
                 Ok(None) => return true,
@@ -323,7 +323,7 @@ impl State {
                 Err(failure) => {
                     let text = format!("rank {rank} can't be reached: {}", failure.text);
                     let cause = Cause { code: failure.code, text: text.into() };
-                    self.lose(shared, rank, cause);
+                    self.lose(means, rank, cause);
                     return false;
                 }
             }
@@ -347,7 +347,7 @@ impl State {
             Reach::Lost(cause) => cause.clone(),
             Reach::Unasked | Reach::Dialing(_) => unreachable!("handled above"),
         };
-        self.lose(shared, rank, lost);
+        self.lose(means, rank, lost);
         false
     }
 }
