@@ -371,6 +371,17 @@ fn p7_memory_is_deregistered_though_the_peer_that_reads_it_stands_still() {
     run("stopped");
 }
 
+/// As NCCL's abort closes them.
+#[test]
+fn p7_connections_to_a_rank_that_stands_still_are_closed_together_and_not_each_after_a_time_of_its_own() {
+    std::thread::scope(|s| {
+        for qp in ["local", "tcp"] {
+            let set = [("PUSHGATE_QP", qp), ("PUSHGATE_HOST", "127.0.0.1"), ("PUSHGATE_RECOVER", "1s")];
+            s.spawn(move || run_with(command("still --times 16"), &set));
+        }
+    });
+}
+
 /// With a thread of the plugin or NCCL's own to carry the connections, over `tcp`; over other queue pairs the first alone.
 #[test]
 fn p5_short_messages_that_are_done_arrive_though_their_connection_is_closed_at_once() {

@@ -94,7 +94,7 @@ fn grow(o: &Options, first: bool, peer: &mut dyn Bootstrap) -> (Cost, [f64; 3]) 
 }
 
 /// Connects so many times each way, all at once as NCCL does.
-fn connect_all(plugin: &Plugin, ctx: Ptr, n: usize, peer: &mut dyn Bootstrap) -> Vec<Ends> {
+pub(super) fn connect_all(plugin: &Plugin, ctx: Ptr, n: usize, peer: &mut dyn Bootstrap) -> Vec<Ends> {
     let listening: Vec<_> = (0..n).map(|_| plugin.listen(ctx).expect("listen")).collect();
     // Both tell before they hear: as much as a socket takes at a time.
     let mut theirs = Vec::new();

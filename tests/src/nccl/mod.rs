@@ -19,6 +19,7 @@ mod recovering;
 pub mod scenario;
 pub mod speed;
 mod stall;
+mod still;
 pub mod table;
 pub mod tags;
 mod told;

@@ -1083,7 +1083,7 @@ pub const NCCL: [(&str, Scenario); 8] = [
 ];
 
 /// Scenarios with what this project's plugin promises beyond that.
-pub const OWN: [(&str, Scenario); 21] = [
+pub const OWN: [(&str, Scenario); 22] = [
     ("ahead", super::early::ahead),
     ("garbage", garbage),
     ("setting", setting),
@@ -1100,6 +1100,7 @@ pub const OWN: [(&str, Scenario); 21] = [
     ("fair", super::fair::fair),
     ("mixed", super::mixed::mixed),
     ("stall", super::stall::stall),
+    ("still", super::still::still),
     ("recovering", super::recovering::recovering),
     ("abandoned", super::unanswered::abandoned),
     ("given-up", super::unanswered::given_up),
@@ -1108,7 +1109,7 @@ pub const OWN: [(&str, Scenario); 21] = [
 ];
 
 /// Functions of processes that a scenario starts.
-const SECOND: [(&str, Scenario); 13] = [
+const SECOND: [(&str, Scenario); 14] = [
     ("growth-rank", super::growth::second),
     ("rank-1", rank_1),
     ("victim", victim),
@@ -1118,6 +1119,7 @@ const SECOND: [(&str, Scenario); 13] = [
     ("early-rank", super::early::second),
     ("gone-rank", super::early::gone_second),
     ("late-rank", super::early::late_second),
+    ("still-rank", super::still::second),
     ("speed-rank", super::speed::second),
     ("fair-rank", super::fair::second),
     ("recovering-rank", super::recovering::second),
