@@ -32,6 +32,16 @@ impl Address {
         real.components().rev().find_map(|c| c.as_os_str().to_str()?.parse().ok())
     }
 
+    /// An address that no host has, for what is known by its place in a tree alone; `n` tells such addresses apart.
+    pub(crate) fn made_up(n: u32) -> Self {
+        Self { domain: u32::MAX - (n >> 13), bus: (n >> 5) as u8, device: n as u8 & 31, function: 0 }
+    }
+
+    /// Whether the address is one that no host has.
+    pub(crate) fn is_made_up(self) -> bool {
+        self.domain > u32::MAX - (1 << 8)
+    }
+
     /// Whether both addresses are functions of one device.
     pub fn same_device(self, other: Self) -> bool {
         (self.domain, self.bus, self.device) == (other.domain, other.bus, other.device)

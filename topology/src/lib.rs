@@ -11,6 +11,7 @@ mod config;
 mod costs;
 mod distance;
 pub mod draw;
+mod emulated;
 mod file;
 mod fingerprint;
 mod link;

@@ -1,5 +1,8 @@
 //! Combines several sources: a file and the running kernel, the kernel and a GPU's driver.
 
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::address::Address;
 use crate::tree::{Function, Gpu, Nic, Parent, Topology, UNPLACED};
 
 impl Gpu {
@@ -44,15 +47,46 @@ impl Topology {
             self.notes.push("nothing of the file is on this host: it is shown as the file has it".into());
             return self;
         }
-        for (at, found) in &live.functions {
-            match self.functions.get_mut(at) {
-                Some(f) => f.learn(found),
-                None if live.matters(*at) => {
-                    self.notes.push(format!("{at}: the file does not name it: its place is unknown"));
-                    let parent = Parent::RootComplex(UNPLACED.into());
-                    self.functions.insert(*at, Function { parent, ..found.clone() });
-                }
-                None => {}
+        // The host knows the names of its NICs.
+        self.nics.retain(|nic| !nic.is_unnamed());
+        let told: BTreeSet<Address> = self.nics.iter().filter_map(|nic| nic.address).collect();
+        let place_of = |nic: &Nic| self.functions.get(&nic.address?).map(|f| f.parent.clone());
+        let places: BTreeMap<&str, Parent> =
+            self.nics.iter().filter_map(|nic| Some((nic.name.as_str(), place_of(nic)?))).collect();
+        // Where the file has a NIC at another function than this host, as for the second port of a device or for a NIC that NCCL
+        // joined with others, the place is the same.
+        let named = |at: Address| {
+            live.nics.iter().find(|nic| nic.address == Some(at)).and_then(|nic| places.get(nic.name.as_str()))
+        };
+        let beside =
+            |at: Address| self.functions.values().find(|f| f.address.same_device(at)).map(|f| &f.parent);
+        let mut found = Vec::new();
+        for (at, f) in live.functions.iter().filter(|(at, _)| !self.functions.contains_key(at)) {
+            if !live.matters(*at) {
+                continue;
+            }
+            let parent = named(*at).or_else(|| beside(*at)).cloned();
+            if parent.is_none() {
+                self.notes.push(format!("{at}: the file does not name it: its place is unknown"));
+            }
+            let parent = parent.unwrap_or(Parent::RootComplex(UNPLACED.into()));
+            found.push(Function { parent, ..f.clone() });
+        }
+        for (at, f) in &mut self.functions {
+            if let Some(found) = live.functions.get(at) {
+                f.learn(found);
+            }
+        }
+        self.functions.extend(found.into_iter().map(|f| (f.address, f)));
+        for nic in live.nics {
+            match self.nics.iter_mut().find(|n| n.name == nic.name) {
+                Some(known) => *known = Nic { address: nic.address.or(known.address), ..nic },
+                None => self.nics.push(nic),
+            }
+        }
+        for at in told {
+            if !self.matters(at) && !live.functions.contains_key(&at) {
+                self.functions.remove(&at);
             }
         }
         let missing =
@@ -65,12 +99,6 @@ impl Topology {
             match self.gpus.iter_mut().find(|g| g.address == gpu.address) {
                 Some(known) => known.learn(gpu),
                 None => self.gpus.push(gpu),
-            }
-        }
-        for nic in live.nics {
-            match self.nics.iter_mut().find(|n| n.name == nic.name) {
-                Some(known) => *known = Nic { address: nic.address.or(known.address), ..nic },
-                None => self.nics.push(nic),
             }
         }
         for shim in live.shims {

@@ -3,9 +3,11 @@
 //! `<system><cpu><pci>...<gpu/><nic><net/></nic></pci></cpu></system>`.
 //!
 //! NCCL leaves out root ports and a switch's downstream ports, and does not tell root complexes
-//! apart.
+//! apart. It joins the functions of a device into one, several NICs into one (`mlx5_0+mlx5_1`), and may give a switch the number
+//! of a device elsewhere. So a bus id is no identity: what a file says is the place in its tree, and a switch whose bus id is
+//! taken is given an address that no host has.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use roxmltree::{Document, Node as Element};
 
@@ -14,7 +16,7 @@ use crate::file::{FileError, LARGEST, MOST, MOST_DEVICES, MOST_GPUS};
 use crate::link::{Link, LinkState, parse_speed, parse_width};
 use crate::machine::Node;
 use crate::tree::{
-    DEEPEST, Function, Gpu, Nic, NvLink, NvLinkEnd, Parent, Port, Role, RootComplex, Source, Topology,
+    DEEPEST, Function, Gpu, NVIDIA, Nic, NvLink, NvLinkEnd, Parent, Port, Role, RootComplex, Source, Topology,
 };
 
 impl Topology {
@@ -37,12 +39,15 @@ impl Topology {
             let n = system.descendants().filter(|element| element.has_tag_name(name)).count();
             within(n, most, |n| format!("{n} <{name}>"))?;
         }
-        let mut reading = Reading::default();
+        let mut reading = Reading { devices: devices(system), ..Reading::default() };
         reading.topology.source = Source::File;
         for cpu in elements(system, "cpu") {
             reading.cpu(cpu);
         }
         let mut t = reading.topology;
+        // Of a NIC that has a better place elsewhere in the file.
+        let nics: BTreeSet<_> = t.nics.iter().filter_map(|nic| nic.address).collect();
+        t.functions.retain(|at, f| !at.is_made_up() || f.role == Role::Switch || nics.contains(at));
         within(t.gpus.len(), MOST_GPUS, |n| format!("{n} GPUs"))?;
         if t.functions.is_empty() && t.nics.is_empty() {
             return Err(FileError::Xml("it has no <cpu> with a <pci> in it".into()));
@@ -82,11 +87,42 @@ fn hexadecimal(of: Element<'_, '_>, name: &str, digits: usize) -> Option<u32> {
     hex(of.attribute(name)?.trim().strip_prefix("0x")?, digits)
 }
 
+fn busid(pci: Element<'_, '_>) -> Option<Address> {
+    pci.attribute("busid")?.parse().ok()
+}
+
+fn is_switch(pci: Element<'_, '_>) -> bool {
+    elements(pci, "pci").next().is_some()
+}
+
+/// The bus ids of all functions that are no switches.
+fn devices(system: Element<'_, '_>) -> BTreeSet<Address> {
+    let all = system.descendants().filter(|element| element.has_tag_name("pci") && !is_switch(*element));
+    all.filter_map(busid).collect()
+}
+
+/// The names of the NICs that a `<net>` stands for: NCCL joins several by `+`, and names a NIC's function that reaches GPUs
+/// directly after the NIC.
+fn names(net: &str) -> impl Iterator<Item = &str> {
+    net.split('+').map(|name| name.strip_suffix("_dma").unwrap_or(name)).filter(|name| !name.is_empty())
+}
+
+/// Whether a `<net>` is an RDMA device: NCCL's socket transport has port 0.
+fn is_rdma(net: Element<'_, '_>) -> bool {
+    number(net, "port").unwrap_or(1) != 0 || net.attribute("gdr") == Some("1")
+}
+
 #[derive(Default)]
 struct Reading {
     topology: Topology,
     host: Option<String>,
     skipped: BTreeSet<String>,
+    /// The bus ids of all functions that are no switches.
+    devices: BTreeSet<Address>,
+    /// By name: which of the topology's NICs.
+    nics: BTreeMap<String, usize>,
+    /// How many addresses were made up.
+    made_up: u32,
 }
 
 impl Reading {
@@ -114,28 +150,56 @@ impl Reading {
             self.topology.machine.nodes.push(Node { number, package: None });
         }
         for pci in elements(cpu, "pci") {
-            let name = format!(
-                "node{}-{}",
-                numa.map_or("?".into(), |n| n.to_string()),
-                self.topology.root_complexes.len()
-            );
-            self.topology.root_complexes.push(RootComplex { name: name.clone(), numa });
-            self.pci(pci, Parent::RootComplex(name), 0);
+            let root = self.root_complex(numa);
+            self.pci(pci, root, 0);
         }
         for nic in elements(cpu, "nic") {
-            self.nic(nic, None);
+            // Without a function: NICs that NCCL joined, whose place is the CPU.
+            let address = elements(nic, "net").any(is_rdma).then(|| {
+                let (root, address) = (self.root_complex(numa), self.make_up());
+                self.topology.functions.insert(address, Function::new(address, root));
+                address
+            });
+            self.nic(nic, address);
         }
     }
 
+    fn root_complex(&mut self, numa: Option<u32>) -> Parent {
+        let node = numa.map_or("?".into(), |n| n.to_string());
+        let name = format!("node{node}-{}", self.topology.root_complexes.len());
+        self.topology.root_complexes.push(RootComplex { name: name.clone(), numa });
+        Parent::RootComplex(name)
+    }
+
+    fn make_up(&mut self) -> Address {
+        self.made_up += 1;
+        Address::made_up(self.made_up - 1)
+    }
+
     fn pci(&mut self, pci: Element<'_, '_>, parent: Parent, depth: usize) {
-        let busid = pci.attribute("busid").unwrap_or_default();
-        let address = match busid.parse::<Address>() {
+        let said = pci.attribute("busid").unwrap_or_default();
+        let address = match said.parse::<Address>() {
             Ok(address) => address,
             Err(e) => return self.note(format!("<pci>: busid: {e}; left out with what is below it")),
         };
         if depth > DEEPEST {
             return self.note(format!("{address}: more than {DEEPEST} switches deep; left out"));
         }
+        let taken = self.topology.functions.contains_key(&address);
+        let address = match is_switch(pci) {
+            false if taken => {
+                self.note(format!("{address}: two functions have this bus id: the first counts"));
+                return elements(pci, "nic").for_each(|nic| self.nic(nic, None));
+            }
+            true if taken || self.devices.contains(&address) => {
+                let named = self.make_up();
+                self.note(format!(
+                    "{address}: a switch has the bus id of another function: it is {named} here"
+                ));
+                named
+            }
+            _ => address,
+        };
         let mut f = Function::new(address, parent);
         f.class = hexadecimal(pci, "class", 6);
         f.vendor = hexadecimal(pci, "vendor", 4).map(|v| v as u16);
@@ -146,15 +210,20 @@ impl Reading {
             .zip(pci.attribute("link_width").and_then(parse_width));
         f.link = Link { now: None, best: link.map(|(gts, width)| LinkState { gts, width }) };
         let below: Vec<_> = elements(pci, "pci").collect();
-        let gpu_class = f.class.is_some_and(|c| c >> 16 == 0x03);
+        let (display, nic) =
+            (f.class.is_some_and(|c| c >> 16 == 0x03), f.class.map(|c| c >> 8) == Some(0x0207));
+        let vendor = f.vendor;
         if !below.is_empty() {
             f.role = Role::Switch;
         }
-        if self.topology.functions.insert(address, f).is_some() {
-            self.note(format!("{address}: it stands there twice: the last counts"));
-        }
+        self.topology.functions.insert(address, f);
         let gpu = elements(pci, "gpu").next();
-        if (gpu.is_some() || gpu_class) && !self.topology.gpus.iter().any(|g| g.address == address) {
+        let is_gpu = gpu.is_some() || display;
+        if is_gpu && vendor.is_some_and(|vendor| vendor != NVIDIA) {
+            if gpu.is_some() {
+                self.note(format!("{address}: a GPU of another vendor than NVIDIA; it is no GPU here"));
+            }
+        } else if is_gpu && !self.topology.gpus.iter().any(|g| g.address == address) {
             let mut known = Gpu::new(address);
             if let Some(gpu) = gpu {
                 known.index = number(gpu, "dev");
@@ -162,8 +231,13 @@ impl Reading {
             }
             self.topology.gpus.push(known);
         }
+        let before = self.topology.nics.len();
         for nic in elements(pci, "nic") {
             self.nic(nic, Some(address));
+        }
+        if nic && elements(pci, "nic").next().is_none() && before < MOST {
+            // In files for NCCL_TOPO_FILE, to which NCCL adds the names that it finds.
+            self.topology.nics.push(Nic::unnamed(address));
         }
         for child in below {
             self.pci(child, Parent::Function(address), depth + 1);
@@ -176,25 +250,34 @@ impl Reading {
                 self.note("a <net> without a name is left out".into());
                 continue;
             };
-            let port: u32 = number(net, "port").unwrap_or(1);
-            if port == 0 && net.attribute("gdr") != Some("1") {
+            if !is_rdma(net) {
                 self.note(format!("{name}: port 0 is NCCL's socket transport, no RDMA NIC; left out"));
                 continue;
             }
-            // NCCL counts in Mb/s.
-            let gigabits = number::<f64>(net, "speed").map(|m| m / 1000.0).filter(|g| (0.0..1e6).contains(g));
-            let port = Port { number: port, state: None, gigabits, link_layer: None };
-            match self.topology.nics.iter_mut().find(|n| n.name == name) {
-                Some(known) if known.ports.iter().any(|p| p.number == port.number) => {}
-                Some(known) => known.ports.push(port),
-                None => self.topology.nics.push(Nic {
-                    name,
-                    address,
-                    software: false,
-                    netdev: None,
-                    ports: vec![port],
-                }),
+            // NCCL counts in Mb/s, and adds up what it joins.
+            let joined = names(&name).count().max(1) as f64;
+            let gigabits = number::<f64>(net, "speed").map(|m| m / 1000.0 / joined);
+            let gigabits = gigabits.filter(|g| (0.0..1e6).contains(g));
+            for name in names(&name) {
+                let number = number(net, "port").unwrap_or(1);
+                self.port(name, address, Port { number, state: None, gigabits, link_layer: None });
             }
+        }
+    }
+
+    fn port(&mut self, name: &str, address: Option<Address>, port: Port) {
+        let nics = &mut self.topology.nics;
+        let Some(&at) = self.nics.get(name) else {
+            self.nics.insert(name.to_owned(), nics.len());
+            let ports = vec![port];
+            return nics.push(Nic { name: name.to_owned(), address, software: false, netdev: None, ports });
+        };
+        let known = &mut nics[at];
+        if known.address.is_none_or(Address::is_made_up) {
+            known.address = address.or(known.address);
+        }
+        if !known.ports.iter().any(|p| p.number == port.number) {
+            known.ports.push(port);
         }
     }
 }

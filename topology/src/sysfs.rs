@@ -59,6 +59,7 @@ impl Sysfs {
         functions(&mut sys, &mut topology);
         topology.settle();
         topology.infer_roles();
+        topology.drop_emulated_links();
         host::read(&mut sys, &mut proc, &mut topology);
         gpu::read(&mut proc, &mut topology);
         rdma::read(&mut sys, &mut topology);

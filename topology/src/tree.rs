@@ -262,6 +262,19 @@ pub struct Nic {
     pub ports: Vec<Port>,
 }
 
+impl Nic {
+    /// A NIC that a file tells by its function alone. Its name is the address.
+    pub(crate) fn unnamed(address: Address) -> Self {
+        let (name, ports) = (address.to_string(), Vec::new());
+        Self { name, address: Some(address), software: false, netdev: None, ports }
+    }
+
+    /// Whether a file tells the NIC by its function alone.
+    pub(crate) fn is_unnamed(&self) -> bool {
+        self.name.parse::<Address>().is_ok()
+    }
+}
+
 /// A port of an RDMA NIC.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Port {
