@@ -219,7 +219,9 @@ impl Reading {
         self.topology.functions.insert(address, f);
         let gpu = elements(pci, "gpu").next();
         let is_gpu = gpu.is_some() || display;
-        if is_gpu && vendor.is_some_and(|vendor| vendor != NVIDIA) {
+        // RCCL tells the architecture of AMD's GPUs.
+        let other = gpu.is_some_and(|gpu| gpu.has_attribute("gcn"));
+        if is_gpu && (other || vendor.is_some_and(|vendor| vendor != NVIDIA)) {
             if gpu.is_some() {
                 self.note(format!("{address}: a GPU of another vendor than NVIDIA; it is no GPU here"));
             }

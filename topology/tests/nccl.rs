@@ -140,8 +140,9 @@ fn a_gpu_of_another_vendor_is_none() {
         "{:?}",
         t.notes
     );
-    // A file of RCCL's has no vendor's number in some versions: what it calls a GPU is taken for one.
-    assert_eq!(cpu(&GPU.replace(r#" vendor="0x10de""#, "")).gpus.len(), 1);
+    let unknown = GPU.replace(r#" vendor="0x10de""#, "");
+    assert_eq!(cpu(&unknown).gpus.len(), 1);
+    assert_eq!(cpu(&unknown.replace(r#"<gpu dev="0"/>"#, r#"<gpu dev="0" gcn="906"/>"#)).gpus.len(), 0);
 }
 
 #[test]
