@@ -265,14 +265,21 @@ fn of_slurm(env: &Environment, rendezvous: Option<&str>) -> Result<Option<Member
     };
     let found = SLURM.read(env, local_size, format!("slurm-{job}.{step}"))?;
     found.meeting(rendezvous, |_| {
+        // Tasks in the order of a file of hosts: no rank can tell from its own variables where rank 0 is.
+        if let Some(order) = env.get("SLURM_DISTRIBUTION").filter(|order| order.starts_with("arbitrary")) {
+            let allowed = "an order that puts rank 0 on the first host, as block or cyclic; or set \
+                           PUSHGATE_RENDEZVOUS=HOST:PORT, with rank 0's host, for all ranks";
+            return Err(wrong("SLURM_DISTRIBUTION", order, allowed));
+        }
         let [first, count] = SLURM_PORTS;
         let port = first + (u64::from(job) * 16 + u64::from(step)) % count;
         Ok(place(&nodes?[0], port))
     })
 }
 
-/// `HOST:PORT`, with brackets around an IPv6 address.
+/// `HOST:PORT`, with brackets around an IPv6 address, which may have them already.
 fn place(host: &str, port: u64) -> String {
+    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 

@@ -78,6 +78,14 @@ fn open_mpi_and_mpich_need_an_address_between_hosts_alone() {
 }
 
 #[test]
+fn an_ipv6_address_of_torchrun_may_have_brackets() {
+    for host in ["fd00::1", "[fd00::1]"] {
+        let found = found(&TORCHRUN.replace("MASTER_ADDR=node0", &format!("MASTER_ADDR={host}")));
+        assert_eq!(found.rendezvous.as_deref(), Some("[fd00::1]:29501"), "{host}");
+    }
+}
+
+#[test]
 fn slurm_meets_at_the_first_host_of_the_step() {
     // 23000 + (1000 * 16 + 2) % 4000
     assert_eq!(shown(&found(SLURM)), "Slurm 3/5 0/2 slurm-1000.2 node07:23002");
@@ -90,6 +98,16 @@ fn slurm_meets_at_the_first_host_of_the_step() {
         says(&wrong).starts_with("invalid SLURM_STEP_NODELIST `node[07-`: expected hosts as in"),
         "{}",
         says(&wrong)
+    );
+    let arbitrary = format!("{SLURM} SLURM_DISTRIBUTION=arbitrary");
+    assert!(
+        says(&arbitrary).contains("PUSHGATE_RENDEZVOUS=HOST:PORT, with rank 0's host"),
+        "{}",
+        says(&arbitrary)
+    );
+    assert_eq!(
+        found(&format!("{SLURM} SLURM_DISTRIBUTION=cyclic,block")).rendezvous.as_deref(),
+        Some("node07:23002")
     );
     let none = SLURM.replace("SLURM_STEP_NODELIST=node[07-08]", "");
     assert!(says(&none).starts_with("invalid SLURM_NODELIST `not set`"), "{}", says(&none));

@@ -60,17 +60,31 @@ pub fn of_list(list: &str) -> Result<Vec<Host>, Error> {
     merge(hosts.collect::<Result<_, _>>()?, "hosts")
 }
 
-/// The hosts of a file: one a line, as in a list or as `host slots=4`; `#` begins a comment.
+/// The words of a line of a file of hosts, as Open MPI has them: a host, then `key=value` with or without blanks around the `=`.
+fn words(line: &str) -> impl Iterator<Item = String> {
+    let line = line.split('#').next().unwrap_or_default();
+    let joined = line.split('=').map(str::trim).collect::<Vec<_>>().join("=");
+    joined.split_whitespace().map(str::to_owned).collect::<Vec<_>>().into_iter()
+}
+
+/// The hosts of a file: one a line, as in a list or as `host slots=4`; `#` begins a comment. `max_slots=8` is read and not
+/// needed: a host has as many ranks as it has slots.
 pub fn of_file(text: &str, name: &str) -> Result<Vec<Host>, Error> {
     let mut hosts = Vec::new();
-    for (number, line) in text.lines().enumerate() {
-        let mut words = line.split('#').next().unwrap_or_default().split_whitespace();
+    // Editors of Windows put a byte-order mark in front.
+    for (number, line) in text.trim_start_matches('\u{feff}').lines().enumerate() {
+        let mut words = words(line);
         let Some(first) = words.next() else { continue };
-        let parsed = Host::parse(first).and_then(|mut host| {
+        let parsed = Host::parse(&first).and_then(|mut host| {
             for word in words {
-                match word.strip_prefix("slots=").map(count) {
-                    Some(Some(slots)) if host.slots.is_none() => host.slots = Some(slots),
-                    _ => return Err(format!("`{word}` is not slots=N, 1 to {MAX_RANKS}")),
+                let wrong = || format!("`{word}` is not slots=N, 1 to {MAX_RANKS}");
+                match word.split_once('=').ok_or_else(wrong)? {
+                    ("slots", "0") => return Err("a host with slots=0 has no rank: take its line out".into()),
+                    ("slots", slots) if host.slots.is_none() => {
+                        host.slots = Some(count(slots).ok_or_else(wrong)?)
+                    }
+                    ("max_slots" | "max-slots", most) if count(most).is_some() => {}
+                    _ => return Err(wrong()),
                 }
             }
             Ok(host)
@@ -154,6 +168,9 @@ mod tests {
         assert_eq!(list[2].name, "me@c");
         let file = of_file("# ours\nn1 slots=2\n\nn2:3 # here\n n3\nn3\n", "f").unwrap();
         assert_eq!(shown(&file), ["n1 2", "n2 3", "n3 2"]);
+        let open_mpi =
+            of_file("\u{feff}n1 slots = 2 max_slots=4\r\nn2 max-slots= 8 slots =1\n", "f").unwrap();
+        assert_eq!(shown(&open_mpi), ["n1 2", "n2 1"]);
     }
 
     #[test]
@@ -180,7 +197,9 @@ mod tests {
             ("# n1", "a file that names a host"),
             ("n1\nn2 slot=3", "`f:2`"),
             ("n1:2 slots=3", "`f:1`"),
-            ("n1 slots=0", "`slots=0` is not slots=N"),
+            ("n1 slots=0", "a host with slots=0 has no rank"),
+            ("n1 slots=2 slots=2", "`slots=2` is not slots=N"),
+            ("n1 max_slots=many", "`max_slots=many` is not slots=N"),
         ] {
             let e = of_file(text, "f").unwrap_err().to_string();
             assert!(e.contains(says) && e.contains("--hostfile"), "{text}: {e}");
