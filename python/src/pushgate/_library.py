@@ -2,12 +2,13 @@
 """The C library, opened at the first call, with the prototypes of ``pushgate/pushgate.h``."""
 
 import ctypes
+import threading
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 from functools import lru_cache
 from typing import Any
 
 from ._files import library
-from .errors import error_of
+from .errors import ErrorCode, error_of
 
 INTERFACE = 2
 """``PUSHGATE_INTERFACE`` of the header that these prototypes are of. A minor number more is another interface while the major is 0."""
@@ -80,6 +81,7 @@ AllGather = ctypes.CFUNCTYPE(c_int, c_void_p, c_size_t, c_void_p, c_void_p)
 
 # Each call that returns a PUSHGATE_E_ number, with what it takes.
 _CALLS: dict[str, list[Any]] = {
+    "interrupt_by": [c_void_p, c_void_p],
     "log_start": [_TEXT, c_void_p, c_void_p],
     "context_create": [POINTER(ContextOptions), _TO],
     "context_close": [_HANDLE],
@@ -165,11 +167,32 @@ def lib() -> ctypes.CDLL:
     for name, arguments in _CALLS.items():
         function = getattr(found, f"pushgate_{name}")
         function.argtypes, function.restype = arguments, c_int
+    found.pushgate_interrupt_by(_interrupted, None)
     return found
+
+
+_raised = threading.local()
+
+
+@ctypes.CFUNCTYPE(c_int, c_void_p)
+def _interrupted(_argument: Any) -> int:
+    """Asked by calls that wait, on their thread. Python's handlers of signals run at the end of a statement here, and so do exceptions
+    that another thread raises in this one; what they raise ends the call."""
+    try:
+        for _ in range(2):
+            pass
+    except BaseException as raised:
+        _raised.exception = raised
+        return 1
+    return 0
 
 
 def code(name: str, *arguments: Any) -> int:
     """Calls ``pushgate_NAME``; returns the call's number."""
+    for argument in arguments:
+        # A closed handle would be NULL for the library, which does not know what it was.
+        if getattr(argument, "closed", False):
+            raise error_of(ErrorCode.HANDLE, f"this {type(argument).__name__} is closed")
     number: int = getattr(lib(), f"pushgate_{name}")(*arguments)
     return number
 
@@ -183,6 +206,8 @@ def message() -> str:
 def call(name: str, *arguments: Any) -> None:
     """Calls ``pushgate_NAME``; raises the error that the call returns."""
     number = code(name, *arguments)
+    if number == ErrorCode.INTERRUPTED and (raised := vars(_raised).pop("exception", None)):
+        raise raised
     if number:
         # The message belongs to the thread, and ctypes makes both calls in this one.
         raise error_of(number, message() or lib().pushgate_strerror(number).decode())
