@@ -1,7 +1,8 @@
 //! Ends calls that wait, because the program wants its thread back: as Ctrl-C does for a program in Python, where a signal
 //! ends no call of C.
 
-use std::sync::OnceLock;
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
@@ -9,21 +10,25 @@ use crate::error::{Error, Result};
 /// How often a call that waits asks.
 pub(crate) const LOOK: Duration = Duration::from_millis(100);
 
-type Ask = Box<dyn Fn() -> bool + Send + Sync>;
+type Ask = Rc<dyn Fn() -> bool>;
 
-static ASK: OnceLock<Ask> = OnceLock::new();
+thread_local! {
+    static ASK: RefCell<Option<Ask>> = const { RefCell::new(None) };
+}
 
-/// Has each call that waits ask `ask` about ten times a second, on the caller's thread. True ends the call with
-/// [`Error::Interrupted`]. A process sets this once; false where that was done before, and nothing has changed.
+/// Has each call of this thread that waits ask `ask` about ten times a second. True ends the call with
+/// [`Error::Interrupted`]. `None`: calls ask nothing, as before.
 ///
-/// No lock is held during the call, which returns soon and waits for nothing of this library.
-pub fn interrupt_by(ask: impl Fn() -> bool + Send + Sync + 'static) -> bool {
-    ASK.set(Box::new(ask)).is_ok()
+/// No lock of the library is held while `ask` runs. It calls nothing of this library and returns soon.
+pub fn interrupt_by(ask: Option<Rc<dyn Fn() -> bool>>) {
+    ASK.set(ask);
 }
 
 /// Ends the call if the program asks for that. The caller holds no lock.
 pub(crate) fn check() -> Result<()> {
-    match ASK.get().is_some_and(|ask| ask()) {
+    // A thread that is ending has none.
+    let ask = ASK.try_with(|ask| ask.borrow().clone()).ok().flatten();
+    match ask.is_some_and(|ask| ask()) {
         true => Err(Error::Interrupted),
         false => Ok(()),
     }

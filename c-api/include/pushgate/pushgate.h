@@ -470,14 +470,14 @@ int pushgate_log_start(const char *filter,
                        void *argument);
 
 /**
- * Has each call that waits ask `ask` about ten times a second, on the thread of the call; a yes ends the call with
- * PUSHGATE_E_INTERRUPTED. For programs in whose language a signal ends no call. A process calls it once; PUSHGATE_E_BUSY later.
+ * Has each call of this thread that waits ask `ask` about ten times a second; a yes ends the call with PUSHGATE_E_INTERRUPTED. For
+ * programs in whose language a signal ends no call.
  *
- * An interrupted call has taken nothing and the handle stays open; ranks that were interrupted in a call of all ranks do not agree any
- * more: close the communicator.
+ * The handles of an interrupted call stay open. A call for one message has then sent and taken nothing; after a call in which ranks
+ * meet, the ranks may not agree any more: close the communicator.
  *
- * @param ask       Not NULL.
- * @param argument  Goes to `ask`; it is valid, for every thread, to the process's end.
+ * @param ask       NULL: calls of this thread ask nothing, as before.
+ * @param argument  Goes to `ask`; it is valid until the thread ends or sets another function.
  */
 int pushgate_interrupt_by(pushgate_interrupt ask,
                           void *argument);

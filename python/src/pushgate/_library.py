@@ -5,7 +5,7 @@ import ctypes
 import threading
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 from functools import lru_cache
-from typing import Any
+from typing import Any, Generator, Optional
 
 from ._files import library
 from .errors import ErrorCode, error_of
@@ -167,24 +167,41 @@ def lib() -> ctypes.CDLL:
     for name, arguments in _CALLS.items():
         function = getattr(found, f"pushgate_{name}")
         function.argtypes, function.restype = arguments, c_int
-    found.pushgate_interrupt_by(_interrupted, None)
     return found
 
 
-_raised = threading.local()
+class _Thread(threading.local):
+    """Of each thread: what its calls that wait ask, and the exception that has ended one."""
+
+    def __init__(self) -> None:
+        self.raised: Optional[BaseException] = None
+        self._ask: Any = None
+
+    def begin(self) -> None:
+        """Before a call of this thread."""
+        self.raised = None
+        if self._ask is None:
+            asked = self._asked()
+            next(asked)
+            self._ask = ctypes.CFUNCTYPE(c_int, c_void_p)(asked.send)
+            lib().pushgate_interrupt_by(self._ask, None)
+
+    def _asked(self) -> Generator[int, object, None]:
+        """Python's handlers of signals, and exceptions that another thread raises in this one, come when the generator goes on behind
+        its ``yield``: within the ``try``, where a function would have them before its first statement."""
+        ends = 0
+        while True:
+            try:
+                while True:
+                    yield ends
+                    ends = 0
+            except GeneratorExit:
+                raise
+            except BaseException as raised:
+                self.raised, ends = raised, 1
 
 
-@ctypes.CFUNCTYPE(c_int, c_void_p)
-def _interrupted(_argument: Any) -> int:
-    """Asked by calls that wait, on their thread. Python's handlers of signals run at the end of a statement here, and so do exceptions
-    that another thread raises in this one; what they raise ends the call."""
-    try:
-        for _ in range(2):
-            pass
-    except BaseException as raised:
-        _raised.exception = raised
-        return 1
-    return 0
+_this_thread = _Thread()
 
 
 def code(name: str, *arguments: Any) -> int:
@@ -193,7 +210,12 @@ def code(name: str, *arguments: Any) -> int:
         # A closed handle would be NULL for the library, which does not know what it was.
         if getattr(argument, "closed", False):
             raise error_of(ErrorCode.HANDLE, f"this {type(argument).__name__} is closed")
+    this = _this_thread
+    this.begin()
     number: int = getattr(lib(), f"pushgate_{name}")(*arguments)
+    if number == ErrorCode.INTERRUPTED and this.raised is not None:
+        # The traceback has the generator's frame, and clearing that frame would end the generator.
+        raise this.raised.with_traceback(None)
     return number
 
 
@@ -206,8 +228,6 @@ def message() -> str:
 def call(name: str, *arguments: Any) -> None:
     """Calls ``pushgate_NAME``; raises the error that the call returns."""
     number = code(name, *arguments)
-    if number == ErrorCode.INTERRUPTED and (raised := vars(_raised).pop("exception", None)):
-        raise raised
     if number:
         # The message belongs to the thread, and ctypes makes both calls in this one.
         raise error_of(number, message() or lib().pushgate_strerror(number).decode())
