@@ -24,6 +24,7 @@ use zerocopy::{Immutable, IntoBytes};
 use crate::engine::{self, Doorbell, Started};
 use crate::error::{Error, Result};
 use crate::host_memory::HostMemory;
+use crate::interrupt;
 use crate::mesh::{Fabric, May};
 use crate::ranks::{Listeners, Membership};
 use crate::settings::{DeviceChoice, DriveChoice, Settings, Transport};
@@ -258,12 +259,22 @@ impl Context {
     /// (`drive = caller`).
     pub fn wait(&self, running: &Running, timeout: Option<Duration>) -> Result<WaitOutcome> {
         if self.inner.settings.drive != DriveChoice::Caller {
-            return Ok(running.wait(timeout)?);
+            let begin = Instant::now();
+            loop {
+                let left = timeout.map_or(interrupt::LOOK, |timeout| timeout.saturating_sub(begin.elapsed()));
+                match running.wait(Some(left.min(interrupt::LOOK)))? {
+                    WaitOutcome::TimedOut if left > interrupt::LOOK || timeout.is_none() => {
+                        interrupt::check()?
+                    }
+                    ended => return Ok(ended),
+                }
+            }
         }
         // A question to the GPU's driver costs about as much as so many passes without work.
         const PASSES: u32 = 32;
-        let begin = Instant::now();
+        let (begin, mut asked) = (Instant::now(), interrupt::Now::begin());
         loop {
+            asked.check()?;
             for _ in 0..PASSES {
                 match self.drive()? {
                     Step::Spin => std::hint::spin_loop(),

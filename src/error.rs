@@ -11,6 +11,7 @@ use pushgate_gpu_kernels::DeviceError;
 use pushgate_proxy::endpoint::EndpointError;
 use pushgate_proxy::engine::EngineError;
 use pushgate_proxy::link::verbs::VerbsError;
+use pushgate_proxy::refusal::Refusal;
 use pushgate_proxy::session::Status;
 use pushgate_proxy::status::link_cause;
 pub use pushgate_proxy::status::status_name;
@@ -63,12 +64,14 @@ pub enum Error {
         rank: u32,
     },
     /// Something that a rank named was refused.
-    #[error("a request of rank {rank} was refused (slot {slot}); the log of its proxy says why")]
+    #[error("a request of rank {rank} was refused{}: {why}", InSlot(.slot))]
     Refused {
         /// Whose.
         rank: u32,
-        /// Low 32 bits of the slot or message.
-        slot: u32,
+        /// Low 24 bits of the slot, where the end that refused it knows the slot.
+        slot: Option<u32>,
+        /// Why, with the remedy, from the end that refused it.
+        why: String,
     },
     /// A wait took longer than its limit.
     #[error("{what} timed out{}; raise `timeout` if that is too short", After(.after))]
@@ -155,6 +158,9 @@ pub enum Error {
         /// What it said.
         why: KmodError,
     },
+    /// The program ended the call while it waited ([`interrupt_by`](crate::interrupt_by)).
+    #[error("the program has interrupted the call")]
+    Interrupted,
     /// Two ends that do not fit together.
     #[error("rank {rank}: {reason}")]
     Mismatch {
@@ -211,6 +217,8 @@ pub enum ErrorCode {
     Window = 19,
     /// [`Error::Mismatch`].
     Mismatch = 20,
+    /// [`Error::Interrupted`].
+    Interrupted = 21,
 }
 
 impl From<DeviceError> for Error {
@@ -274,6 +282,7 @@ impl Error {
             Error::Tcp(_) => ErrorCode::Tcp,
             Error::Window { .. } => ErrorCode::Window,
             Error::Mismatch { .. } => ErrorCode::Mismatch,
+            Error::Interrupted => ErrorCode::Interrupted,
         }
     }
 
@@ -295,7 +304,10 @@ impl Error {
             abi::PUSHGATE_TIMED_OUT => {
                 Error::TimedOut { what: format!("a wait of rank {rank}"), after: Duration::ZERO }
             }
-            abi::PUSHGATE_REFUSED => Error::Refused { rank, slot: status.detail },
+            abi::PUSHGATE_REFUSED => {
+                let (refusal, slot) = Refusal::of(status.detail);
+                Error::Refused { rank, slot, why: refusal.words().into() }
+            }
             abi::PUSHGATE_STUCK => Error::Stuck { rank, slot: status.detail },
             abi::PUSHGATE_OVERRUN => Error::Overrun { rank, message: status.detail },
             abi::PUSHGATE_LINK_DOWN => Error::Transport { rank, cause: link_cause(status.detail) },
@@ -336,6 +348,18 @@ impl fmt::Display for Meant<'_> {
         match self.0 {
             Some(near) => write!(f, "did you mean `{near}`?"),
             None => f.write_str("`pushgate config` lists the settings"),
+        }
+    }
+}
+
+/// Prints ` (slot 5)`, and nothing where the slot is not known.
+struct InSlot<'a>(&'a Option<u32>);
+
+impl fmt::Display for InSlot<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(slot) => write!(f, " (slot {slot})"),
+            None => Ok(()),
         }
     }
 }
@@ -424,6 +448,7 @@ mod tests {
             (Tcp, 18),
             (Window, 19),
             (Mismatch, 20),
+            (Interrupted, 21),
         ];
         for (code, number) in all {
             assert_eq!(code as i32, number, "{code:?}");

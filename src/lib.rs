@@ -29,6 +29,7 @@ mod error;
 mod explain;
 mod gpu_mover;
 mod host_memory;
+mod interrupt;
 mod mesh;
 mod origin;
 mod pending;
@@ -48,6 +49,7 @@ pub use context::{Context, ContextBuilder, Module};
 pub use error::{Error, ErrorCode, Result, status_name};
 pub use explain::explain;
 pub use host_memory::HostMemory;
+pub use interrupt::interrupt_by;
 pub use pending::PendingQueuePairs;
 pub use pushgate_driver_shim::abi;
 pub use pushgate_driver_shim::placed::{State as RingState, Waiting};
@@ -68,7 +70,20 @@ pub use shared::Shared;
 /// project's repository has no commit.
 pub const VERSION: &str = env!("_PUSHGATE_VERSION");
 
-/// Re-exported for the derives (`IntoBytes`, `Immutable`) on structs of kernel parameters.
+/// Re-exported for the derives (`IntoBytes`, `Immutable`) on structs of kernel parameters. A crate that does not depend on
+/// zerocopy itself says where the derives find it:
+///
+/// ```
+/// use pushgate::zerocopy::{Immutable, IntoBytes};
+///
+/// #[derive(IntoBytes, Immutable)]
+/// #[zerocopy(crate = "pushgate::zerocopy")]
+/// #[repr(C)]
+/// struct Params {
+///     queue_pair: u64,
+///     bytes: u64,
+/// }
+/// ```
 pub use zerocopy;
 
 pub mod proxy {
@@ -84,6 +99,7 @@ pub mod proxy {
     use pushgate_proxy::users::Users;
     use pushgate_proxy::wire::Amounts;
     pub use pushgate_proxy::wire::{Usage, UserUsage};
+    use rustix::process::{Resource, getrlimit};
 
     use crate::error::{Error, Result};
     use crate::settings::Settings;
@@ -111,6 +127,11 @@ pub mod proxy {
         serving: impl FnOnce(),
     ) -> Result<()> {
         raise_open_files();
+        let (least, most) = (ServerOptions::least_open_files(), getrlimit(Resource::Nofile).current);
+        if most.is_some_and(|most| most < least) {
+            let what = format!("a proxy that serves one program needs {least} open files");
+            return Err(Error::io(what)(rustix::io::Errno::MFILE.into()));
+        }
         let users = Users::find(&settings.proxy_serves)
             .map_err(|e| settings.refused("proxy-serves", format!("users and groups of this host; {e}")))?;
         let bind = if users.others() { bind_for_users } else { bind };

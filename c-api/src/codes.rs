@@ -46,6 +46,8 @@ pub const PUSHGATE_E_TCP: c_int = 18;
 pub const PUSHGATE_E_WINDOW: c_int = 19;
 /// Two ends that do not fit together.
 pub const PUSHGATE_E_MISMATCH: c_int = 20;
+/// The program has ended the call while it waited, by pushgate_interrupt_by.
+pub const PUSHGATE_E_INTERRUPTED: c_int = 21;
 /// An argument of this interface is wrong: NULL, misaligned, no UTF-8, of a wrong size, or a flag that there is none of.
 pub const PUSHGATE_E_ARGUMENT: c_int = 64;
 /// NULL, a handle of another kind, a closed one, or no handle at all.
@@ -80,6 +82,7 @@ const _: () = {
         (PUSHGATE_E_TCP, ErrorCode::Tcp),
         (PUSHGATE_E_WINDOW, ErrorCode::Window),
         (PUSHGATE_E_MISMATCH, ErrorCode::Mismatch),
+        (PUSHGATE_E_INTERRUPTED, ErrorCode::Interrupted),
     ];
     let mut i = 0;
     while i < all.len() {
@@ -112,6 +115,7 @@ pub(crate) fn words(code: c_int) -> &'static CStr {
         PUSHGATE_E_TCP => c"a queue pair over TCP failed",
         PUSHGATE_E_WINDOW => c"the kernel module gave no window",
         PUSHGATE_E_MISMATCH => c"two ends do not fit together",
+        PUSHGATE_E_INTERRUPTED => c"interrupted by the program",
         PUSHGATE_E_ARGUMENT => c"an argument is wrong",
         PUSHGATE_E_HANDLE => c"a handle is wrong",
         PUSHGATE_E_BUSY => c"it is in use",

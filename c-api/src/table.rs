@@ -124,8 +124,18 @@ pub(crate) fn close_if<T: Object>(
     };
     let is_free = Arc::get_mut(&mut object).is_some();
     if !is_free {
+        let mut others: Vec<_> = handles.open.iter().map(|(number, other)| (*number, other.name)).collect();
+        others.sort_unstable();
+        let others: Vec<_> =
+            others.iter().rev().take(8).map(|(number, name)| format!("{name} {number:#x}")).collect();
         handles.open.insert(number, Entry { name, object });
-        let why = "is in use: close what was made with it, and let calls of other threads end, before it";
+        let open = match others.is_empty() {
+            true => String::new(),
+            false => format!(" (the last ones that are open: {})", others.join(", ")),
+        };
+        let why = format!(
+            "is in use: close what was made with it{open}, and let calls of other threads end, before it"
+        );
         return Err(Failure::new(PUSHGATE_E_BUSY, format!("the {name} {number:#x} {why}")));
     }
     // Without the lock: what follows may wait for a device or a peer. Other calls find the handle closed meanwhile.

@@ -35,7 +35,7 @@ mod cell;
 mod crash;
 
 #[cfg(not(loom))]
-pub use pushgate_core::{gate, inbound, outbound, session, staging};
+pub use pushgate_core::{gate, inbound, outbound, refusal, session, staging};
 
 // Under loom these alone are built: loom's atomics are no words of a mapping.
 #[cfg(not(loom))]

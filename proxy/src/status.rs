@@ -2,6 +2,7 @@
 
 use pushgate_driver_shim::abi;
 
+use crate::refusal::Refusal;
 use crate::session::Status;
 
 /// A status in words: its name, the rank at fault, and the detail where a detail says more.
@@ -10,7 +11,12 @@ pub fn status_text(status: Status) -> String {
     let rank = status.rank.map(|rank| format!(" (rank {rank})")).unwrap_or_default();
     match (status.code.into(), status.detail) {
         (abi::PUSHGATE_LINK_DOWN, cause) => format!("{name}{rank}: {}", link_cause(cause)),
-        (abi::PUSHGATE_REFUSED | abi::PUSHGATE_STUCK, slot) => format!("{name}{rank}, slot {slot}"),
+        (abi::PUSHGATE_REFUSED, detail) => {
+            let (refusal, slot) = Refusal::of(detail);
+            let slot = slot.map(|slot| format!(", slot {slot}")).unwrap_or_default();
+            format!("{name}{rank}{slot}: {}", refusal.words())
+        }
+        (abi::PUSHGATE_STUCK, slot) => format!("{name}{rank}, slot {slot}"),
         _ => format!("{name}{rank}"),
     }
 }

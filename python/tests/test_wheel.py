@@ -7,11 +7,13 @@ import json
 import os
 import re
 import shutil
+import signal
 import stat
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import unittest
 import warnings
 from pathlib import Path
@@ -400,7 +402,7 @@ class Errors(unittest.TestCase):
             wanted = [a for a in declared[name].split(",") if a.strip() != "void"]
             self.assertEqual(len(arguments), len(wanted), name)
             for bound_type, text in zip(arguments, wanted):
-                size = 8 if "*" in text or "size_t" in text or "uint64_t" in text or "log_write" in text or "pushgate_all_gather" in text else 4
+                size = 8 if "*" in text or "size_t" in text or "uint64_t" in text or any(word in text for word in ("log_write", "pushgate_interrupt", "pushgate_all_gather")) else 4
                 self.assertEqual(ctypes.sizeof(bound_type), size, f"{name}: {text}")
 
     def test_structures_are_laid_out_as_the_header_has_them(self) -> None:
@@ -563,6 +565,102 @@ def rank_by_host(rank: int, folder: Path) -> None:
             end.send(payload(rank)[:1000], rank)
             assert end.recv(1000) == (payload(1 - rank)[:1000], 1 - rank)
             comm.barrier()
+
+
+class Interrupted(Exception):
+    """What the handler of the tests' signal raises."""
+
+
+class Interrupts(unittest.TestCase):
+    """Calls that wait end when Python has an exception for their thread."""
+
+    def setUp(self) -> None:
+        def handler(_number: int, _frame: object) -> None:
+            raise Interrupted
+
+        self.addCleanup(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, handler))
+        self.addCleanup(signal.setitimer, signal.ITIMER_REAL, 0)
+
+    def ends(self, call: Callable[[], object]) -> None:
+        """The call would wait for the setting ``timeout``, LIMIT, or for ever."""
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with self.assertRaises(Interrupted):
+            call()
+
+    def test_a_signal_ends_each_call_that_waits_for_a_peer(self) -> None:
+        with pushgate.Context({**CPU, "timeout": f"{LIMIT}s"}) as context:
+            self.ends(lambda: context.connect(f"interrupted-{os.getpid()}", 1, 2))
+            self.ends(lambda: context.connect(f"interrupted-{os.getpid()}", 0, 2))
+            for call in (lambda comm: comm.queue_pair(1), lambda comm: comm.barrier(), lambda comm: comm.all_gather(b"1")):
+                comms = context.local(2)
+                self.ends(lambda: call(comms[0]))
+                for comm in comms:
+                    comm.close()
+
+    def test_a_signal_ends_each_call_of_a_host_end_that_waits(self) -> None:
+        with pushgate.Context({**CPU, "timeout": f"{LIMIT}s"}) as context:
+            comms = context.local(2)
+            made: list[pushgate.QueuePair] = []
+            other = threading.Thread(target=lambda: made.append(comms[1].queue_pair(0)))
+            other.start()
+            with comms[0].queue_pair(1) as qp, qp.host_end() as end:
+                other.join()
+                self.ends(lambda: end.recv(100))
+                self.ends(lambda: end.wait_signal(0, 1))
+
+                def send_without_credit() -> None:
+                    while True:
+                        end.send(b"x" * 100)
+
+                self.ends(send_without_credit)
+                # The queue pair is as good as before.
+                with made[0].host_end() as peer:
+                    self.assertEqual(peer.recv(100), (b"x" * 100, 0))
+            for handle in (*made, *comms):
+                handle.close()
+
+
+class Sentences(unittest.TestCase):
+    """What errors say."""
+
+    def test_a_handle_that_is_closed_and_one_that_is_in_use_are_named(self) -> None:
+        context = pushgate.Context(CPU)
+        stream = context.stream()
+        with self.assertRaisesRegex(pushgate.Busy, "the last ones that are open: .*stream 0x"):
+            context.close()
+        stream.close()
+        context.close()
+        with self.assertRaisesRegex(pushgate.Error, "this Context is closed"):
+            context.stream()
+
+    def test_env_into_a_pipe_that_is_closed_says_nothing(self) -> None:
+        script = f"{sys.executable} -m pushgate env | true"
+        for _ in range(5):
+            run = subprocess.run(["sh", "-c", script], stderr=subprocess.PIPE, text=True, timeout=LIMIT)
+            self.assertEqual(run.stderr, "")
+
+    def test_a_refused_put_says_why_at_both_ends_and_a_later_send_fails(self) -> None:
+        with pushgate.Context(CPU) as context:
+            comms = context.local(2)
+            made: list[pushgate.QueuePair] = []
+            other = threading.Thread(target=lambda: made.append(comms[1].queue_pair(0)))
+            other.start()
+            with comms[0].queue_pair(1) as qp, qp.host_end() as end:
+                other.join()
+                end.put(77, 0, b"12345678")
+                for ends in (qp, made[0]):
+                    why = "no error"
+                    deadline = time.monotonic() + LIMIT
+                    while why == "no error" and time.monotonic() < deadline:
+                        try:
+                            ends.check()
+                        except pushgate.Error as error:
+                            why = str(error)
+                    self.assertRegex(why, "rank 0 was refused: the peer has registered no region of this rkey")
+                with self.assertRaisesRegex(pushgate.Error, "rkey"):
+                    end.send(b"gone")
+            for handle in (*made, *comms):
+                handle.close()
 
 
 if __name__ == "__main__":

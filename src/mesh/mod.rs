@@ -48,6 +48,7 @@ use rustix::io::Errno;
 use rustix::net::connect_unspec;
 
 use crate::error::{Error, Result};
+use crate::interrupt;
 use crate::settings::Transport;
 use inbox::{Inbox, Leaving, Most, State};
 #[cfg(test)]
@@ -436,7 +437,14 @@ impl Mesh {
                 let what = format!("sending to rank {to}, which takes nothing");
                 return Err(Error::TimedOut { what, after: self.timeout });
             }
-            out = peer.room.wait_timeout(out, left).unwrap_or_else(|e| e.into_inner()).0;
+            let waited = peer.room.wait_timeout(out, left.min(interrupt::LOOK));
+            let (kept, waited) = waited.unwrap_or_else(|e| e.into_inner());
+            out = kept;
+            if waited.timed_out() {
+                drop(out);
+                interrupt::check()?;
+                out = peer.out();
+            }
         }
         if out.closed {
             drop(out);
@@ -516,7 +524,14 @@ impl Mesh {
                 return Ok(None);
             }
             let arrived = &self.shared.inbox.arrived;
-            state = arrived.wait_timeout(state, left).unwrap_or_else(|e| e.into_inner()).0;
+            let waited = arrived.wait_timeout(state, left.min(interrupt::LOOK));
+            let (kept, waited) = waited.unwrap_or_else(|e| e.into_inner());
+            state = kept;
+            if waited.timed_out() {
+                drop(state);
+                interrupt::check()?;
+                state = self.shared.inbox.state();
+            }
         }
     }
 

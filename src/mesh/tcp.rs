@@ -32,6 +32,7 @@ use greeting::{Answer, Hello, MAX_ANSWER, MAX_GREETING, RELEASE, VERSIONS, answe
 pub(crate) use reach::{Fabric, May};
 
 use crate::error::{Error, Result};
+use crate::interrupt;
 
 /// Time for an answer to leave.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -184,9 +185,12 @@ impl<'a> Me<'a> {
                     let what = format!("connecting to rank {rank} at {place} ({e})");
                     return Err(Error::TimedOut { what, after: self.timeout });
                 }
-                Err(_) => std::thread::sleep(pause),
+                Err(_) => {
+                    interrupt::check()?;
+                    std::thread::sleep(pause);
+                }
             }
-            pause = (pause * 2).min(Duration::from_millis(200));
+            pause = (pause * 2).min(interrupt::LOOK);
         }
     }
 
@@ -314,7 +318,8 @@ impl<'a> Me<'a> {
                     .filter_map(|i| places[*i].as_ref())
                     .map(|(_, s)| PollFd::new(s, PollFlags::IN)),
             );
-            if !wait(&mut fds, self.deadline) {
+            if !wait(&mut fds, self.deadline.min(now + interrupt::LOOK)) {
+                interrupt::check()?;
                 continue;
             }
             let ready: Vec<bool> = fds.iter().map(|f| !f.revents().is_empty()).collect();

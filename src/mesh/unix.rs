@@ -28,6 +28,7 @@ use rustix::process::geteuid;
 
 use super::{Link, Stream};
 use crate::error::{Error, Result};
+use crate::interrupt;
 
 /// Version of the messages between ranks of one host.
 const VERSION: u32 = 3;
@@ -182,6 +183,7 @@ impl Me<'_> {
                 return Err(Error::TimedOut { what, after: self.timeout });
             }
             // The lower rank does not listen yet, or it has gone and may come back.
+            interrupt::check()?;
             std::thread::sleep(PAUSE);
         }
     }
@@ -263,7 +265,8 @@ impl Me<'_> {
             let here: Vec<usize> = higher().filter(|r| links[*r].is_some()).collect();
             let settled = || here.iter().filter_map(|r| links[*r].as_ref());
             fds.extend(settled().map(|link| PollFd::from_borrowed_fd(link.stream.fd(), PollFlags::IN)));
-            if !wait(&mut fds, until) {
+            if !wait(&mut fds, until.min(now + interrupt::LOOK)) {
+                interrupt::check()?;
                 continue;
             }
             let ready: Vec<bool> = fds.iter().map(|f| !f.revents().is_empty()).collect();

@@ -14,6 +14,7 @@ use super::memory::{InboundPayload, Own};
 use super::queue_pair::QueuePair;
 use crate::engine::Doorbell;
 use crate::error::{Error, Result};
+use crate::interrupt;
 use crate::settings::DriveChoice;
 
 /// Looks at the shared words between two looks at the clock and at the queue pair's health.
@@ -157,7 +158,11 @@ impl HostEnd {
         let length = received.length as usize;
         if length > into.len() {
             self.held = Some(received);
-            return Err(Error::config("into", format!("{} bytes", into.len()), format!("{length} or more")));
+            return Err(Error::config(
+                "room for the message",
+                format!("{} bytes", into.len()),
+                format!("{length} bytes or more"),
+            ));
         }
         self.copy_out(&received, &mut into[..length])?;
         self.producer.release(1);
@@ -189,7 +194,8 @@ impl HostEnd {
     /// Posts a work request, its payload in the WQE if that is no longer than `inline`. False without credit; an error then if the
     /// queue pair has ended.
     fn post(&mut self, mut record: Record, payload: &[u8], inline: usize) -> Result<bool> {
-        self.qp.context.here()?;
+        // A slot may be free after the end, and what is posted there goes nowhere.
+        self.qp.check()?;
         if payload.len() <= inline && record.opcode != Opcode::Signal {
             record.flags |= Record::INLINE;
         }
@@ -204,7 +210,7 @@ impl HostEnd {
     fn until(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> Result<bool>) -> Result<()> {
         let context = self.qp.context.clone();
         let (drives, timeout) = (context.settings().drive == DriveChoice::Caller, context.settings().timeout);
-        let begin = Instant::now();
+        let (begin, mut asked) = (Instant::now(), interrupt::Now::begin());
         loop {
             for _ in 0..LOOKS {
                 if done(self)? {
@@ -225,6 +231,7 @@ impl HostEnd {
             if begin.elapsed() >= timeout {
                 return Err(Error::TimedOut { what: what.into(), after: timeout });
             }
+            asked.check()?;
             std::thread::yield_now();
         }
     }

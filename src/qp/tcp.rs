@@ -12,6 +12,7 @@ use super::memory::{DrivenEnd, Own};
 use super::verbs;
 use crate::context::Context;
 use crate::error::{Error, Result};
+use crate::interrupt;
 use crate::mesh::Call;
 use crate::settings::Settings;
 
@@ -59,12 +60,14 @@ pub(super) fn drive(
     let TcpMet { mut link, mirror, peer_geometry, .. } = met;
     let after = context.settings().timeout;
     let until = Instant::now() + after;
+    let mut asked = interrupt::Now::begin();
     while !link.joined().map_err(|why| Error::Tcp(format!("streams to rank {peer}: {why}")))? {
         if Instant::now() >= until {
             let what =
                 format!("waiting for streams to rank {peer}, which perhaps does not reach this host's ports");
             return Err(Error::TimedOut { what, after });
         }
+        asked.check()?;
         std::thread::sleep(LOOK);
     }
     let tell = call.teller();

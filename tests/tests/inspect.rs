@@ -227,14 +227,34 @@ fn an_engine_of_a_proxy_is_found_by_its_program_and_says_so_by_sigusr1() {
     let mut lines = BufReader::new(proxy.0.stderr.take().unwrap()).lines().map(Result::unwrap);
     assert!(lines.any(|line| line.contains("serving at")));
     let with = [("PUSHGATE_PROXY", "process"), ("PUSHGATE_PROXY_SOCKET", socket.as_str())];
-    let [sender, _receiver] = two(&job, 100, false, &with);
+    let [sender, receiver] = two(&job, 100, false, &with);
     let said = "rank 1 has not taken 64 messages that arrived: its kernel or program is slow";
     says(&[&job], said, 2);
     says(&[&sender.pid().to_string(), "--all"], said, 2);
+    // The programs' numbers and states, not those of the proxy that serves both.
+    let rank = |rank, program: &Rank| {
+        format!("rank {rank} (process {}, served by the proxy, process {})", program.pid(), proxy.pid())
+    };
+    let both = format!("{} and {}, local: {said}", rank(0, &sender), rank(1, &receiver));
+    let text = prints(&[&job]);
+    assert!(text.lines().any(|line| line.starts_with(&both)), "no {both:?} in\n{text}");
+    receiver.signal(Signal::STOP);
+    says(&[&job], &format!("rank 1's program (process {}) is stopped: state T", receiver.pid()), 2);
+    let mut top = Command::new(pushgate());
+    clear(&mut top);
+    let top = top.args(["top", "--once", "--interval", "50ms"]).output().unwrap();
+    let table = String::from_utf8(top.stdout).unwrap();
+    let row = |program: &Rank| {
+        let pid = program.pid().to_string();
+        let mut rows = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        rows.find(|cells| cells.first() == Some(&&*pid)).unwrap_or_else(|| panic!("no {pid} in\n{table}"))
+    };
+    assert_eq!((row(&sender)[6], row(&receiver)[6]), ("live", "stopped"), "{table}");
+    receiver.signal(Signal::CONT);
     says(&[&proxy.pid().to_string()], said, 2);
     // The engines have said so too, in the proxy's log.
     assert!(lines.any(|line| line.contains("a queue pair has not moved, though something is under way")));
-    let names = |line: &String| line.starts_with(&format!("rank 0 (process {})", proxy.pid()));
+    let names = |line: &String| line.starts_with(&rank(0, &sender));
     assert!(lines.any(|line| names(&line) && line.contains(", local: no receive credit")));
     proxy.signal(Signal::USR1);
     let begins = format!("process {} (pushgate), engine ", proxy.pid());

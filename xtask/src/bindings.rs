@@ -290,8 +290,19 @@ mod made {
     ];
 
     /// The sources of the C API, in the order in which the header has them.
-    const C_SOURCES: [&str; 10] =
-        ["codes", "boundary", "log", "context", "comm", "queue_pair", "memory", "region", "kernel", "host"];
+    const C_SOURCES: [&str; 11] = [
+        "codes",
+        "boundary",
+        "log",
+        "interrupt",
+        "context",
+        "comm",
+        "queue_pair",
+        "memory",
+        "region",
+        "kernel",
+        "host",
+    ];
 
     /// pushgate/pushgate.h, from the sources of the C API.
     pub fn c_header(paths: &Paths, check: bool) -> Result<()> {

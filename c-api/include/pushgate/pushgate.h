@@ -129,6 +129,11 @@
 #define PUSHGATE_E_MISMATCH 20
 
 /**
+ * The program has ended the call while it waited, by pushgate_interrupt_by.
+ */
+#define PUSHGATE_E_INTERRUPTED 21
+
+/**
  * An argument of this interface is wrong: NULL, misaligned, no UTF-8, of a wrong size, or a flag that there is none of.
  */
 #define PUSHGATE_E_ARGUMENT 64
@@ -300,6 +305,12 @@ typedef struct pushgate_stream pushgate_stream;
 typedef void (*pushgate_log_write)(void *argument, uint32_t level, const char *line);
 
 /**
+ * Says whether the call of this thread is to end: 0, or another number for yes. It returns soon, throws nothing, and calls nothing of
+ * the library.
+ */
+typedef int (*pushgate_interrupt)(void *argument);
+
+/**
  * A setting by its name, as docs/operations.md lists them: `qp`, `window-size` or `window_size`.
  */
 typedef struct pushgate_setting {
@@ -457,6 +468,19 @@ const char *pushgate_last_message(void);
 int pushgate_log_start(const char *filter,
                        pushgate_log_write write,
                        void *argument);
+
+/**
+ * Has each call of this thread that waits ask `ask` about ten times a second; a yes ends the call with PUSHGATE_E_INTERRUPTED. For
+ * programs in whose language a signal ends no call.
+ *
+ * The handles of an interrupted call stay open. A call for one message has then sent and taken nothing; after a call in which ranks
+ * meet, the ranks may not agree any more: close the communicator.
+ *
+ * @param ask       NULL: calls of this thread ask nothing, as before.
+ * @param argument  Goes to `ask`; it is valid until the thread ends or sets another function.
+ */
+int pushgate_interrupt_by(pushgate_interrupt ask,
+                          void *argument);
 
 /**
  * The release of the library, as in `0.1.0 (commit 0123456789ab)`. Never NULL; the text is valid for ever.

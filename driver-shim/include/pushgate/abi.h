@@ -165,7 +165,8 @@ typedef uint64_t pushgate_u64;
 #define PUSHGATE_DOWN_WC 256	 /* plus the status of a work completion: any other error */
 /*
  * A status word: 7:0 status, 31:8 rank it names (PUSHGATE_NO_RANK: none),
- * 63:32 detail (the low 32 bits of the slot or sequence number at fault).
+ * 63:32 detail (the low 32 bits of the slot or sequence number at fault; of PUSHGATE_REFUSED
+ * why in 63:56, 0 if it is not said, and the low 24 bits of the slot, all ones for none).
  */
 #define PUSHGATE_STATUS_RANK_SHIFT 8
 #define PUSHGATE_STATUS_DETAIL_SHIFT 32

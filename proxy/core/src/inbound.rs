@@ -20,6 +20,7 @@ pub use self::action::{Action, Destination, Fault, Finish, Message, Payload, Sit
 use self::place::in_buffer;
 pub use self::posted::Posted;
 use crate::landing::{Landing, Room};
+use crate::refusal::Refusal;
 use crate::session::Violation;
 
 /// Copies by a device that may be under way at once. A copy engine reaches its rate only with several copies queued, if
@@ -151,7 +152,10 @@ impl Inbound {
         }
         if consumed < self.consumed || consumed > self.shown {
             let shown = self.shown;
-            return Err(Fault::Device(format!("{consumed} receive records released of {shown}").into()));
+            return Err(Fault::Device(
+                Refusal::Receive,
+                format!("{consumed} receive records released of {shown}").into(),
+            ));
         }
         self.consumed = consumed;
         while let Some(held) = self.in_place.front().copied().filter(|h| h.rx < consumed) {
@@ -269,9 +273,9 @@ impl Inbound {
     /// Accepts the next record of the link: decodes it, and checks its sequence number.
     #[inline]
     pub fn accept(&mut self, words: &RecordWords) -> Result<(Record, u64), Fault> {
-        let record = Record::decode(words).map_err(peer)?;
+        let record = Record::decode(words).map_err(|e| peer(Refusal::Protocol, e))?;
         if record.opcode == Opcode::Nop {
-            return Err(Fault::Peer("a NOP on the link".into()));
+            return Err(Fault::Peer(Refusal::Protocol, "a NOP on the link".into()));
         }
         let expected = self.accepted;
         if record.id != expected as u32 {
@@ -341,12 +345,12 @@ impl Inbound {
     }
 }
 
-fn peer(e: impl std::error::Error + 'static) -> Fault {
-    Fault::Peer(Box::new(e))
+fn peer(why: Refusal, e: impl std::error::Error + 'static) -> Fault {
+    Fault::Peer(why, Box::new(e))
 }
 
-fn device(e: impl std::error::Error + 'static) -> Fault {
-    Fault::Device(Box::new(e))
+fn device(why: Refusal, e: impl std::error::Error + 'static) -> Fault {
+    Fault::Device(why, Box::new(e))
 }
 
 /// A slot that no sender of this session could have written.

@@ -39,5 +39,6 @@ pub mod outbound;
 pub mod plant;
 pub mod rails;
 pub mod recovery;
+pub mod refusal;
 pub mod session;
 pub mod staging;

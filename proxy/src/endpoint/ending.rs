@@ -8,6 +8,7 @@ use pushgate_driver_shim::record::Record;
 use super::{COPIES, Endpoint, FAILED, Stands};
 use crate::link::LinkDown;
 use crate::mover::Mover;
+use crate::refusal::Refusal;
 use crate::ring::Look;
 use crate::session::Status;
 
@@ -210,15 +211,15 @@ impl Endpoint {
 
     #[cold]
     pub(super) fn violated(&mut self, why: &dyn std::fmt::Display) {
-        self.blame(self.options.peer, why);
+        self.blame(self.options.peer, Refusal::Protocol, why);
     }
 
     /// Refuses what a side's device or engine wrote, and names that side.
     #[cold]
-    pub(super) fn blame(&mut self, culprit: u32, why: &dyn std::fmt::Display) {
+    pub(super) fn blame(&mut self, culprit: u32, refusal: Refusal, why: &dyn std::fmt::Display) {
         self.counters.refused += 1;
         let (rank, peer) = (self.rank(), self.peer());
-        limited!(warn, peer, rank, peer, "rank {culprit} broke the protocol: {why}");
-        self.fail(Status { rank: Some(culprit), ..Status::new(abi::PUSHGATE_REFUSED) });
+        limited!(warn, peer, rank, peer, "refused a request of rank {culprit}: {why}");
+        self.fail(refusal.status(culprit, None));
     }
 }

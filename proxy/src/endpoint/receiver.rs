@@ -11,6 +11,7 @@ use super::{BATCH, Endpoint, Here, Moving};
 use crate::inbound::{Action, Destination, Fault, Finish, MOST_COPIES, Message, Payload, Posted, Site, torn};
 use crate::link::{self, PeerCounts};
 use crate::mover::{self, Advance, Failed, Move, Mover, SLICE, Source};
+use crate::refusal::Refusal;
 use crate::region::{self, Stretch};
 use crate::segments::ReceiveWords;
 use crate::session::{Status, count_word};
@@ -159,8 +160,8 @@ impl Endpoint {
     fn fault(&mut self, fault: Fault) {
         match fault {
             Fault::Overrun(e) => self.overrun(&*e),
-            Fault::Peer(e) => self.violated(&*e),
-            Fault::Device(e) => self.blame(self.geometry.rank, &*e),
+            Fault::Peer(refusal, e) => self.blame(self.options.peer, refusal, &*e),
+            Fault::Device(refusal, e) => self.blame(self.geometry.rank, refusal, &*e),
         }
     }
 
@@ -222,9 +223,11 @@ impl Endpoint {
                 if let (Stretch::Device(_), false) = (to, self.options.reader_flushes) {
                     // P3: an RDMA device's writes to another device are not ordered with ours to
                     // host memory.
-                    let no_mover = || Fault::Device("no mover to flush the device's memory with".into());
+                    let no_mover = || {
+                        Fault::Device(Refusal::Device, "no mover to flush the device's memory with".into())
+                    };
                     let mover = mover.as_deref_mut().ok_or_else(no_mover)?;
-                    mover.flush().map_err(|e| Fault::Device(Box::new(e)))?;
+                    mover.flush().map_err(|e| Fault::Device(Refusal::Device, Box::new(e)))?;
                 }
                 self.counters.placed += 1;
                 self.finish(r, finish);
@@ -264,7 +267,7 @@ impl Endpoint {
         };
         let stage = (landing(stage.0), (stage.1 as usize) << abi::PUSHGATE_UNIT_LOG);
         let movement = Move::start(src, dst, r.length as usize, mover.as_deref_mut(), stage)
-            .map_err(|e: mover::MoveError| Fault::Device(Box::new(e)))?;
+            .map_err(|e: mover::MoveError| Fault::Device(Refusal::Device, Box::new(e)))?;
         self.moving.push_back(Moving { movement, region });
         if planted!(P3Signal) && r.has(Record::WITH_SIGNAL) {
             self.control.signal(r.signal, r.signal_value);

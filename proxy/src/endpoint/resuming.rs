@@ -21,6 +21,7 @@ use crate::journal::{Journal, Kept, session_bytes};
 use crate::link::LinkDown;
 use crate::memory::Mapped;
 use crate::outbound::{Next, Outbound};
+use crate::refusal::Refusal;
 use crate::ring::{Found, Look};
 use crate::session::{Session, Status};
 use crate::staging::Staging;
@@ -141,7 +142,7 @@ impl Endpoint {
                 }
             };
             if let Err(e) = record.and_then(|r: Record| self.outbound.was_posted(&r)) {
-                self.refuse(&e);
+                self.refuse(Refusal::Wqe, &e);
                 return false;
             }
         }

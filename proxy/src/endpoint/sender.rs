@@ -10,8 +10,9 @@ use super::{BATCH, Endpoint};
 use crate::gate::Stall;
 use crate::link::RegionSends;
 use crate::outbound::Next;
+use crate::refusal::Refusal;
 use crate::ring::Found;
-use crate::session::{Status, count_of};
+use crate::session::count_of;
 
 impl Endpoint {
     /// Posts what the device has published, as far as the gate has permits, [`BATCH`] WQEs at most. True if there was
@@ -27,7 +28,7 @@ impl Endpoint {
                     Found::Empty => break,
                     Found::Ready => {}
                     Found::Torn => {
-                        self.refuse(&Malformed::Lap);
+                        self.refuse(Refusal::Wqe, &Malformed::Lap);
                         return true;
                     }
                 },
@@ -35,7 +36,7 @@ impl Endpoint {
             let record = match self.outbound.record() {
                 Ok(record) => record,
                 Err(e) => {
-                    self.refuse(&e);
+                    self.refuse(Refusal::Wqe, &e);
                     return true;
                 }
             };
@@ -46,8 +47,8 @@ impl Endpoint {
                         self.counters.stall_receive += self.outbound.undecided(&record) as u64;
                         break;
                     }
-                    Err(e) => {
-                        self.refuse(&*e);
+                    Err((refusal, e)) => {
+                        self.refuse(refusal, &*e);
                         return true;
                     }
                 }
@@ -94,16 +95,18 @@ impl Endpoint {
     /// checks what only it knows: rkey and bounds. False if the peer has yet to say
     /// whether it may be sent.
     #[inline]
-    pub(super) fn check(&self, r: &Record) -> Result<bool, Box<dyn std::error::Error>> {
-        self.outbound.staging().check(r)?;
+    pub(super) fn check(&self, r: &Record) -> Result<bool, (Refusal, Box<dyn std::error::Error>)> {
+        self.outbound.staging().check(r).map_err(|e| (Refusal::Wqe, e.into()))?;
         if r.has(Record::REGION) {
-            self.here.regions.resolve(r.place, r.place_offset, r.length)?;
+            let found = self.here.regions.resolve(r.place, r.place_offset, r.length);
+            found.map_err(|e| (Refusal::Source, e.into()))?;
             match self.here.qp.takes_region(r) {
                 RegionSends::Yes => {}
                 RegionSends::Unknown => return Ok(false),
                 RegionSends::No(why) => {
                     let name = self.here.qp.name();
-                    return Err(format!("a payload in a region, on queue pair `{name}`: {why}").into());
+                    let why = format!("a payload in a region, on queue pair `{name}`: {why}");
+                    return Err((Refusal::Unreadable, why.into()));
                 }
             }
         }
@@ -112,11 +115,11 @@ impl Endpoint {
                 None => return Ok(false),
                 Some(room) if room < r.length => {
                     let bytes = r.length;
-                    return Err(format!(
+                    let why = format!(
                         "{bytes} bytes for a receive of the peer that takes {room}: send less, or let it post a \
                          longer one"
-                    )
-                    .into());
+                    );
+                    return Err((Refusal::Long, why.into()));
                 }
                 Some(_) => {}
             }
@@ -124,19 +127,18 @@ impl Endpoint {
         if (r.opcode == Opcode::Signal || r.has(Record::WITH_SIGNAL))
             && r.signal >= self.peer_geometry.signals
         {
-            return Err(format!("signal {} of {}", r.signal, self.peer_geometry.signals).into());
+            let why = format!("signal {} of {}", r.signal, self.peer_geometry.signals);
+            return Err((Refusal::Signal, why.into()));
         }
         Ok(true)
     }
 
     #[cold]
-    pub(super) fn refuse(&mut self, why: &dyn std::fmt::Display) {
+    pub(super) fn refuse(&mut self, refusal: Refusal, why: &dyn std::fmt::Display) {
         self.counters.refused += 1;
         let slot = self.outbound.staging().head();
         limited!(warn, self.peer(), rank = self.rank(), peer = self.peer(), slot, "WQE refused: {why}");
-        let status =
-            Status { rank: Some(self.rank()), detail: slot as u32, ..Status::new(abi::PUSHGATE_REFUSED) };
-        self.fail(status);
+        self.fail(refusal.status(self.rank(), Some(slot)));
     }
 
     /// Takes in the peer's counts; gives back what they free.

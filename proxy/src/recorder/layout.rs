@@ -34,7 +34,7 @@ use crate::cell;
 /// The name of the memories: `/proc/PID/fd` shows them as `/memfd:pushgate-recorder`.
 pub const NAME: &str = "pushgate-recorder";
 /// The version of the layout.
-pub const VERSION: u64 = 2;
+pub const VERSION: u64 = 3;
 /// The most bytes of one memory.
 pub const MOST_BYTES: u64 = (PAGE + MOST_SLOTS * SLOT) as u64;
 
@@ -243,7 +243,7 @@ mod tests {
         assert_eq!(Head::read(&memory, bytes), Ok(head));
         for (word, value, says) in [
             (0, 1, "it begins with 0x0000000000000001"),
-            (1, 1, "its layout is version 1, expected 2"),
+            (1, 1, "its layout is version 1, expected 3"),
             (2, 1 << 60, "its size in bytes is 1152921504606846976, expected 12288"),
             (3, u64::MAX, "its number of slots is 18446744073709551615, expected 1024"),
             (3, 3, "its size in bytes is 12288, expected 16384"),
@@ -254,6 +254,56 @@ mod tests {
             assert!(why.starts_with(says), "{why}");
             memory[word].store(right, Ordering::Relaxed);
         }
+    }
+
+    /// What the words of the layout mean: names, each with the number of the word that a reader takes it from.
+    fn described() -> String {
+        use super::super::trace::About;
+        use super::super::view::{Missing, Phase};
+        let json = |value: serde_json::Value| value.to_string().replace('"', "");
+        let mut view: [u64; view::WORDS] = std::array::from_fn(|i| i as u64);
+        let [.., flags, status, errors] = &mut view;
+        *flags = 1 | 2 << 8 | 3 << 16 | 4 << 32 | 1 << 40;
+        (*status, *errors) = (0, 1 | 2 << 16 | 3 << 32 | 4 << 48);
+        let about = [1, 2 | 3 << 32, 4 | 5 << 32, 6 | 7 << 8 | 8 << 16, 9, 10, 11, 12, 13];
+        [
+            format!("head {BEAT} {STATE} {SLEEPS} {CLOSINGS} {COPIER} {CLOSED} {TRANSPORTS}"),
+            format!("slot {SLOT} {ENTRIES} {ABOUT} {FIRST_ENTRY} {ENTRY} {METRICS} {TAGGED}"),
+            format!("phases {:?}", Phase::ALL),
+            format!("missing {:?} causes {:?}", Missing::ALL, Missing::CAUSES),
+            format!("bounds {:?}", metrics::Times::BOUNDS),
+            json(serde_json::to_value(About::of(&about).unwrap().0).unwrap()),
+            json(serde_json::to_value(View::of(&view).unwrap()).unwrap()),
+            json(serde_json::to_value(Metrics::of(&std::array::from_fn(|i| i as u64))).unwrap()),
+        ]
+        .join("\n")
+    }
+
+    /// A reader of another release tells by the version alone whether the words mean what they mean here. Where this text
+    /// differs, change `VERSION` and the text.
+    #[test]
+    fn words_that_change_their_meaning_have_another_version() {
+        let expected = concat!(
+            "head 16 17 18 19 20 32 4\n",
+            "slot 4096 20 9 16 20 436 68\n",
+            "phases [Live, Fencing, Offered, Joining, Ending, Ended]\n",
+            "missing [Nothing, SendQueue, CompletionQueue, Receive, Bytes, PostedReceive, Region] causes [SendQue",
+            "ue, CompletionQueue, Receive, Bytes, PostedReceive, Region]\n",
+            "bounds [1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000, 500000, 1000000, 2000000, 5000000, 10",
+            "000000, 100000000, 1000000000, 10000000000]\n",
+            "{number:2,peer:4,peer_pid:5,peer_receives_log:8,posted_receives:false,rank:3,receives_log:7,slots_lo",
+            "g:6,transport:}\n",
+            "{copies:4,counts:{accepted:6,credits:12,freed:8,granted:9,in_flight:13,peer_freed:4,peer_granted:5,p",
+            "eer_received:3,posted:0,received:7,released:2,retired:1,shown:10,taken:11},epoch:3,errors:{dropped:2",
+            ",refused:3,rnr:1,stuck:4},missing:completion-queue,phase:fencing,status:null,waiting:true}\n",
+            "{counters:{bounced:9,bounced_bytes:10,copied_bytes:7,copied_out:11,copies:6,delivered:3,delivered_by",
+            "tes:4,dropped:17,inline:24,interrupts:22,nops:5,placed:8,recovered:23,refused:18,released:0,released",
+            "_bytes:1,retired:2,rings:20,rnr:16,sleeps:21,stall_bytes:15,stall_completion_queue:13,stall_receive:",
+            "14,stall_send_queue:12,stuck:19},delivery:{counts:[31,32,33,34,35,36,37,38,39,40,41,42,43,44,45,46,4",
+            "7],sum:48},recovery:{counts:[49,50,51,52,53,54,55,56,57,58,59,60,61,62,63,64,65],sum:66},waited:[25,",
+            "26,27,28,29,30]}"
+        );
+        assert_eq!((VERSION, described().as_str()), (3, expected));
     }
 
     #[test]

@@ -39,7 +39,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use self::layout::Head;
 pub use self::layout::{MOST_BYTES, NAME, ReadError};
 pub use self::metrics::{Metrics, Times};
-pub use self::reader::{Closed, Copier, Engine, Entry, Memory, QueuePair, read};
+pub use self::reader::{Closed, Copier, Engine, Entry, Memory, Program, QueuePair, read};
 pub use self::trace::About;
 pub(crate) use self::trace::{Stall, Trace};
 pub use self::view::{Counts, Errors, Missing, Moved, Phase, View};
@@ -174,7 +174,7 @@ impl Recorder {
         let Head { pid, program, engine, .. } = self.0.head;
         Engine {
             pid,
-            program,
+            program: program.map(Program::of),
             engine,
             thread: None,
             state: None,

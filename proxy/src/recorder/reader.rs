@@ -30,7 +30,7 @@ pub struct Engine {
     /// The process that runs the engine, by its number in its own PID namespace.
     pub pid: u32,
     /// The program that the engine serves, where `pushgate proxy` runs the engine.
-    pub program: Option<u32>,
+    pub program: Option<Program>,
     /// The engine's number in its process.
     pub engine: u64,
     /// The engine's thread, where it has one that drives it alone.
@@ -53,6 +53,24 @@ pub struct Engine {
     pub closed: Option<Vec<Closed>>,
     /// Its queue pairs.
     pub queue_pairs: Vec<QueuePair>,
+}
+
+/// A program that an engine of `pushgate proxy` serves.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Program {
+    /// The process, by its number in the PID namespace of the engine's process.
+    pub pid: u32,
+    /// Its name, as `ps` shows it. [`read`] does not know it.
+    pub name: Option<String>,
+    /// Its state, as /proc names states. [`read`] does not know it.
+    pub state: Option<char>,
+}
+
+impl Program {
+    /// The program of this number.
+    pub(super) fn of(pid: u32) -> Self {
+        Program { pid, name: None, state: None }
+    }
 }
 
 /// A process that copies for an engine.
@@ -192,7 +210,7 @@ pub fn read(memories: &[Memory]) -> Option<Engine> {
     let now = monotonic().saturating_sub(head.started);
     Some(Engine {
         pid: head.pid,
-        program: head.program,
+        program: head.program.map(Program::of),
         engine: head.engine,
         thread: Some((state >> 32) as u32).filter(|thread| *thread != 0),
         state: None,

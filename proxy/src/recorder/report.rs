@@ -9,7 +9,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::reader::{Engine, Entry, QueuePair};
+use super::reader::{Engine, Entry, Program, QueuePair};
 use super::trace::text;
 use super::view::{Counts, Missing, Phase};
 use crate::status::status_text;
@@ -28,6 +28,19 @@ pub struct Process {
     pub name: String,
     /// Its engines.
     pub engines: Vec<Engine>,
+}
+
+impl Process {
+    /// The process, with its name, whose queue pairs one of these engines carries: the program that a proxy serves, or this
+    /// process. A program of a proxy in another PID namespace has no number here: for it the proxy stands.
+    pub fn owner<'a>(&'a self, engine: &'a Engine) -> (u32, &'a str) {
+        match &engine.program {
+            Some(program) if engine.pid == self.pid => {
+                (program.pid, program.name.as_deref().unwrap_or("gone"))
+            }
+            _ => (self.pid, &self.name),
+        }
+    }
 }
 
 /// One end of a queue pair, with whose it is.
@@ -74,9 +87,15 @@ impl End<'_> {
 impl Pair<'_> {
     /// A rank of this queue pair, with its process if that is known.
     fn rank(&self, rank: u32) -> String {
-        let end = self.ends.iter().find(|end| end.rank() == rank);
-        let peer = || self.ends.iter().find(|end| end.qp.about.peer == rank)?.qp.about.peer_pid;
-        match end.map(|end| end.process.pid).or_else(peer) {
+        if let Some(end) = self.ends.iter().find(|end| end.rank() == rank) {
+            let (pid, proxy) = (end.process.owner(end.engine).0, end.process.pid);
+            return match pid == proxy {
+                true => format!("rank {rank} (process {pid})"),
+                false => format!("rank {rank} (process {pid}, served by the proxy, process {proxy})"),
+            };
+        }
+        let peer = self.ends.iter().find(|end| end.qp.about.peer == rank);
+        match peer.and_then(|end| end.qp.about.peer_pid) {
             Some(pid) => format!("rank {rank} (process {pid})"),
             None => format!("rank {rank}"),
         }
@@ -165,6 +184,7 @@ pub fn json(processes: &[Process]) -> serde_json::Value {
     let end = |end: &End| {
         serde_json::json!({
             "pid": end.process.pid, "engine": end.engine.engine, "number": end.qp.about.number,
+            "program": end.engine.program.as_ref().map(|program| program.pid),
             "rank": end.rank(), "peer": end.qp.about.peer,
         })
     };
@@ -219,8 +239,12 @@ impl fmt::Display for About<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let About(process, engine) = self;
         write!(f, "process {} ({}), engine {}", process.pid, process.name, engine.engine)?;
-        if let Some(program) = engine.program {
-            write!(f, " for program {program}")?;
+        if let Some(Program { pid, name, state }) = &engine.program {
+            write!(f, " for program {pid}")?;
+            match (name, state) {
+                (Some(name), Some(state)) => write!(f, " ({name}, state {state})")?,
+                _ => write!(f, " (gone)")?,
+            }
         }
         write!(f, ": {}", plural(engine.queue_pairs.len() as u64, "queue pair"))?;
         match engine.ended {

@@ -112,7 +112,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    const ALL: [Phase; 6] =
+    pub(super) const ALL: [Phase; 6] =
         [Phase::Live, Phase::Fencing, Phase::Offered, Phase::Joining, Phase::Ending, Phase::Ended];
 
     /// The phase in words.
@@ -151,7 +151,7 @@ pub enum Missing {
 }
 
 impl Missing {
-    const ALL: [Missing; 7] = [
+    pub(super) const ALL: [Missing; 7] = [
         Missing::Nothing,
         Missing::SendQueue,
         Missing::CompletionQueue,

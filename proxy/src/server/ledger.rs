@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::options::{self, PROGRAM};
 use crate::wire::Amounts;
 
 /// The connections of a user beyond the programs of the quota: those that have not said Hello yet, or ask for the usage.
@@ -49,6 +50,14 @@ struct Holding {
 }
 
 impl Ledger {
+    /// The fewest descriptors of a process with which a program is served that has one queue pair with one region.
+    pub(super) fn least() -> u64 {
+        KEPT + CONNECTION
+            + PROGRAM.descriptors
+            + options::queue_pair(0, 0, 0).descriptors
+            + options::region(0).descriptors
+    }
+
     /// A ledger in which nobody holds anything. The process may open `open_files` descriptors; `None`: without a limit.
     pub(super) fn new(quota: Amounts, open_files: Option<u64>) -> Arc<Ledger> {
         let descriptors = open_files.map_or(u64::MAX, |n| n.saturating_sub(KEPT));

@@ -2,6 +2,7 @@
 
 use pushgate_driver_shim::eventfd::EventFd;
 
+use super::ledger::Ledger;
 use crate::engine::StallReport;
 use crate::recorder;
 use crate::users::Users;
@@ -58,6 +59,12 @@ impl ServerOptions {
             hands_over: None,
             stop,
         }
+    }
+
+    /// The fewest open files with which a server serves one program that has one queue pair and one region. With a lower limit a
+    /// server would refuse everybody.
+    pub fn least_open_files() -> u64 {
+        Ledger::least()
     }
 
     /// The number of descriptors that the server holds if every program takes all that it may.

@@ -3,6 +3,7 @@
 
 import argparse
 import json
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -50,6 +51,12 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        status = main()
+        sys.stdout.flush()
+        sys.exit(status)
+    except BrokenPipeError:
+        # Who reads has enough. Python would write what is left at its end, and say that it failed.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
     except FileNotFoundError as error:
         sys.exit(f"python -m pushgate: {error}")

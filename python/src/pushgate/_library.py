@@ -2,12 +2,13 @@
 """The C library, opened at the first call, with the prototypes of ``pushgate/pushgate.h``."""
 
 import ctypes
+import threading
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 from functools import lru_cache
-from typing import Any
+from typing import Any, Generator, Optional
 
 from ._files import library
-from .errors import error_of
+from .errors import ErrorCode, error_of
 
 INTERFACE = 2
 """``PUSHGATE_INTERFACE`` of the header that these prototypes are of. A minor number more is another interface while the major is 0."""
@@ -80,6 +81,7 @@ AllGather = ctypes.CFUNCTYPE(c_int, c_void_p, c_size_t, c_void_p, c_void_p)
 
 # Each call that returns a PUSHGATE_E_ number, with what it takes.
 _CALLS: dict[str, list[Any]] = {
+    "interrupt_by": [c_void_p, c_void_p],
     "log_start": [_TEXT, c_void_p, c_void_p],
     "context_create": [POINTER(ContextOptions), _TO],
     "context_close": [_HANDLE],
@@ -168,9 +170,52 @@ def lib() -> ctypes.CDLL:
     return found
 
 
+class _Thread(threading.local):
+    """Of each thread: what its calls that wait ask, and the exception that has ended one."""
+
+    def __init__(self) -> None:
+        self.raised: Optional[BaseException] = None
+        self._ask: Any = None
+
+    def begin(self) -> None:
+        """Before a call of this thread."""
+        self.raised = None
+        if self._ask is None:
+            asked = self._asked()
+            next(asked)
+            self._ask = ctypes.CFUNCTYPE(c_int, c_void_p)(asked.send)
+            lib().pushgate_interrupt_by(self._ask, None)
+
+    def _asked(self) -> Generator[int, object, None]:
+        """Python's handlers of signals, and exceptions that another thread raises in this one, come when the generator goes on behind
+        its ``yield``: within the ``try``, where a function would have them before its first statement."""
+        ends = 0
+        while True:
+            try:
+                while True:
+                    yield ends
+                    ends = 0
+            except GeneratorExit:
+                raise
+            except BaseException as raised:
+                self.raised, ends = raised, 1
+
+
+_this_thread = _Thread()
+
+
 def code(name: str, *arguments: Any) -> int:
     """Calls ``pushgate_NAME``; returns the call's number."""
+    for argument in arguments:
+        # A closed handle would be NULL for the library, which does not know what it was.
+        if getattr(argument, "closed", False):
+            raise error_of(ErrorCode.HANDLE, f"this {type(argument).__name__} is closed")
+    this = _this_thread
+    this.begin()
     number: int = getattr(lib(), f"pushgate_{name}")(*arguments)
+    if number == ErrorCode.INTERRUPTED and this.raised is not None:
+        # The traceback has the generator's frame, and clearing that frame would end the generator.
+        raise this.raised.with_traceback(None)
     return number
 
 

@@ -27,6 +27,7 @@ class ErrorCode(IntEnum):
     TCP = 18
     WINDOW = 19
     MISMATCH = 20
+    INTERRUPTED = 21
     ARGUMENT = 64
     HANDLE = 65
     BUSY = 66

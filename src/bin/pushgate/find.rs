@@ -69,8 +69,12 @@ pub fn one(pid: u32) -> io::Result<Found> {
         let mut engine = read(&memories)?;
         engine.state = state(&proc, engine.thread);
         if let Some(copier) = &mut engine.copier {
-            // By way of the process's own /proc, where its numbers hold.
-            copier.state = state(&proc.join(format!("root/proc/{}", copier.pid)), None);
+            copier.state = state(&seen_by(&proc, copier.pid), None);
+        }
+        if let Some(program) = &mut engine.program {
+            let proc = seen_by(&proc, program.pid);
+            program.state = state(&proc, None);
+            program.name = program.state.map(|_| name(&proc));
         }
         Some(engine)
     });
@@ -102,6 +106,11 @@ fn open(path: &Path, left: &mut u64) -> Result<Memory, String> {
 fn own_number(proc: &Path) -> Option<u32> {
     let status = fs::read_to_string(proc.join("status")).ok()?;
     status.lines().find_map(|line| line.strip_prefix("NSpid:"))?.split_whitespace().last()?.parse().ok()
+}
+
+/// The folder of a process that the process of `proc` calls `pid`: by way of its own /proc, where its numbers hold.
+fn seen_by(proc: &Path, pid: u32) -> PathBuf {
+    proc.join(format!("root/proc/{pid}"))
 }
 
 fn name(proc: &Path) -> String {

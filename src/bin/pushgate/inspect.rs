@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, anyhow};
 use clap::{Arg, ArgAction, ArgMatches, Command};
+use pushgate_proxy::recorder::Engine;
 use pushgate_proxy::recorder::report::{Process, json, text_of};
 
 use crate::exit::Input;
@@ -134,14 +135,14 @@ fn chosen(
     let (mut processes, unread) = split(found);
     let mut ends = BTreeSet::new();
     for process in &processes {
-        let own = process.engines.iter().filter(|engine| serves(process.pid, engine.program, pids));
+        let own = process.engines.iter().filter(|engine| serves(process.pid, engine, pids));
         ends.extend(own.flat_map(|engine| engine.queue_pairs.iter().map(|qp| qp.about.ends)));
     }
     for process in &mut processes {
         let pid = process.pid;
         process.engines.retain_mut(|engine| {
             let other = |ends: [u64; 2]| [ends[1], ends[0]];
-            if !serves(pid, engine.program, pids) {
+            if !serves(pid, engine, pids) {
                 engine.queue_pairs.retain(|qp| peers && ends.contains(&other(qp.about.ends)));
                 return !engine.queue_pairs.is_empty();
             }
@@ -155,7 +156,7 @@ fn chosen(
     }
 }
 
-/// Whether an engine of process `pid`, which serves `program` if that is another process, is of these processes.
-fn serves(pid: u32, program: Option<u32>, pids: &BTreeSet<u32>) -> bool {
-    pids.contains(&pid) || program.is_some_and(|program| pids.contains(&program))
+/// Whether an engine of process `pid` is of these processes or serves one of them.
+fn serves(pid: u32, engine: &Engine, pids: &BTreeSet<u32>) -> bool {
+    pids.contains(&pid) || engine.program.as_ref().is_some_and(|program| pids.contains(&program.pid))
 }

@@ -81,6 +81,8 @@ fn p8_hostile_wqes_end_their_queue_pair_alone() {
             assert_eq!(near[1].status, "refused", "{what}");
             assert_eq!(far.end()[0].status, "refused", "{what}");
             assert_eq!((pair[0].refused(), pair[1].refused()), (0, 0), "{what}: both name the rank");
+            let said = pair.each_ref().map(|end| end.qp.check().unwrap_err().to_string());
+            assert!(said[0] == said[1] && !said[0].contains("says why"), "{what}: {said:?}");
             let c = rig.counters() - before;
             assert_eq!((c.refused, c.delivered, c.dropped), (1, 0, 0), "{what}");
             works(&other, i as u32);
@@ -121,6 +123,12 @@ fn p8_puts_outside_of_what_was_registered_are_refused() {
             let far = pair[1].run(THREAD, &[Step::recv(0, 0)]);
             assert_eq!(far[0].status, "refused", "{what}");
             assert_eq!((pair[0].refused(), pair[1].refused()), (0, 0), "{what}: both name the sender");
+            // The end at which the region is knew the reason, and both say it.
+            for end in &pair {
+                let said = end.qp.check().unwrap_err().to_string();
+                let why = "a request of rank 0 was refused: the peer has registered no region of this rkey";
+                assert!(said.starts_with(why), "{what}: {said}");
+            }
             assert_eq!(rig.counters().refused - before, 1, "{what}");
             assert!(
                 shared

@@ -2,6 +2,8 @@
 
 use pushgate_abi::record::{Record, RecordWords};
 
+use crate::refusal::Refusal;
+
 /// Where a stretch of memory begins that was checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stretch {
@@ -110,8 +112,8 @@ pub enum Finish {
 pub enum Fault {
     /// The peer sent what it held no credit for, or a slot was overwritten (P4).
     Overrun(Box<dyn std::error::Error>),
-    /// The peer broke the protocol (P8).
-    Peer(Box<dyn std::error::Error>),
-    /// This side's own device named what it may not.
-    Device(Box<dyn std::error::Error>),
+    /// The peer's device or engine asked for what it may not (P8).
+    Peer(Refusal, Box<dyn std::error::Error>),
+    /// This side's own device named what it may not, or failed.
+    Device(Refusal, Box<dyn std::error::Error>),
 }

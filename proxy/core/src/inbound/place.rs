@@ -7,6 +7,7 @@ use super::{
     Action, Copying, Destination, Fault, Finish, Held, Inbound, Landed, Payload, Site, Stretch, device, peer,
 };
 use crate::landing::NoRoom;
+use crate::refusal::Refusal;
 
 impl Inbound {
     /// Decides on an accepted message. Whatever is answered but [`Action::Wait`] has been taken into account: the caller
@@ -25,7 +26,10 @@ impl Inbound {
             _ => false,
         };
         if placed && !lands {
-            return Err(Fault::Peer("a payload came alone for which there is no place".into()));
+            return Err(Fault::Peer(
+                Refusal::Protocol,
+                "a payload came alone for which there is no place".into(),
+            ));
         }
         match r.opcode {
             Opcode::Send => {
@@ -45,10 +49,11 @@ impl Inbound {
                 self.place_at_hand(r, sequence, site)
             }
             Opcode::Put => {
-                let to = site.region(r.rkey, r.remote_offset, r.length).map_err(peer)?;
+                let to =
+                    site.region(r.rkey, r.remote_offset, r.length).map_err(|e| peer(Refusal::Target, e))?;
                 let with_signal = r.has(Record::WITH_SIGNAL);
                 if with_signal && r.signal >= self.rules.signals {
-                    return Err(Fault::Peer("signal out of range".into()));
+                    return Err(Fault::Peer(Refusal::Signal, "signal out of range".into()));
                 }
                 if !placed {
                     let to = Destination::Region { key: r.rkey, stretch: to };
@@ -64,7 +69,7 @@ impl Inbound {
             }
             Opcode::Signal => {
                 if r.signal >= self.rules.signals {
-                    return Err(Fault::Peer("signal out of range".into()));
+                    return Err(Fault::Peer(Refusal::Signal, "signal out of range".into()));
                 }
                 if !self.copying.is_empty() {
                     return Ok(Action::Wait);
@@ -78,7 +83,10 @@ impl Inbound {
     /// The link says that it has written to region `key`: whether it could have, and whether that may be shown now.
     fn written<S: Site>(&self, key: u32, site: &S) -> Result<bool, Fault> {
         if !site.offers(key) {
-            return Err(Fault::Peer("it wrote to a region that was not offered to its device".into()));
+            return Err(Fault::Peer(
+                Refusal::Protocol,
+                "it wrote to a region that was not offered to its device".into(),
+            ));
         }
         Ok(self.copying.is_empty())
     }
@@ -110,7 +118,7 @@ impl Inbound {
             Err(NoRoom::Ever) => {
                 let size = self.landing.units() << abi::PUSHGATE_UNIT_LOG;
                 let why = format!("{} bytes do not fit the landing ring of {size} bytes", r.length);
-                Err(Fault::Peer(why.into()))
+                Err(Fault::Peer(Refusal::Long, why.into()))
             }
         }
     }
@@ -130,7 +138,7 @@ impl Inbound {
         // What the peer says is compared, never followed.
         if placed && found.is_none_or(|at| self.posted[at].number as u32 != r.place) {
             let why = format!("it wrote to receive {}, which is not the one that its message takes", r.place);
-            return Err(Fault::Peer(why.into()));
+            return Err(Fault::Peer(Refusal::Protocol, why.into()));
         }
         let Some(at) = found else {
             // A credit says that there is a receive and not which, or that the SEND may come before its receive. The program
@@ -141,6 +149,7 @@ impl Inbound {
         if b.length < r.length {
             // As with RDMA the sender is the one that asked for what can't be done.
             return Err(Fault::Peer(
+                Refusal::Long,
                 format!(
                     "{} bytes arrived for receive {}, which takes {}: post a longer one, or send less",
                     r.length, b.number, b.length
@@ -148,7 +157,7 @@ impl Inbound {
                 .into(),
             ));
         }
-        let to = site.region(b.key, b.offset, r.length).map_err(device)?;
+        let to = site.region(b.key, b.offset, r.length).map_err(|e| device(Refusal::Receive, e))?;
         let step = match placed {
             false => {
                 let to = Destination::Region { key: b.key, stretch: to };
@@ -174,18 +183,25 @@ impl Inbound {
         if r.has(Record::REGION) {
             return match site.reads_peer() {
                 true => Ok(Payload::Peer(r.place_offset)),
-                false => {
-                    Err(Fault::Peer("it sent out of a region, which we had not said we can read".into()))
-                }
+                false => Err(Fault::Peer(
+                    Refusal::Protocol,
+                    "it sent out of a region, which we had not said we can read".into(),
+                )),
             };
         }
         let (unit, units) = (r.place, r.units());
         if (units as u64) * (abi::PUSHGATE_UNIT as u64) < r.length as u64 {
-            return Err(Fault::Peer(format!("{} bytes in {units} units", r.length).into()));
+            return Err(Fault::Peer(
+                Refusal::Protocol,
+                format!("{} bytes in {units} units", r.length).into(),
+            ));
         }
         let lies = site.payload(unit, units).map(Payload::Mapped);
         lies.ok_or_else(|| {
-            Fault::Peer(format!("unit {unit} and {units} more leave the peer's window").into())
+            Fault::Peer(
+                Refusal::Protocol,
+                format!("unit {unit} and {units} more leave the peer's window").into(),
+            )
         })
     }
 

@@ -88,7 +88,7 @@ fn take(inbound: &mut Inbound, r: &Record, placed: bool) -> Result<Action, Fault
 }
 
 fn peers_fault(step: Result<Action, Fault>, part: &str) {
-    let Err(Fault::Peer(why)) = step else { panic!("{step:?}") };
+    let Err(Fault::Peer(_, why)) = step else { panic!("{step:?}") };
     assert!(why.to_string().contains(part), "{why}");
 }
 
@@ -112,9 +112,9 @@ fn p4_a_message_whose_number_is_not_the_next_or_for_which_no_receive_was_granted
 fn p8_what_no_sender_may_send_is_the_peers_fault() {
     let fresh = || Inbound::new(RULES);
     let nop = Record::new(Opcode::Nop);
-    let Err(Fault::Peer(why)) = fresh().accept(&nop.encode(0)) else { panic!("a NOP is accepted") };
+    let Err(Fault::Peer(_, why)) = fresh().accept(&nop.encode(0)) else { panic!("a NOP is accepted") };
     assert_eq!(why.to_string(), "a NOP on the link");
-    let Err(Fault::Peer(_)) = fresh().accept(&[u64::MAX; 8]) else { panic!("garbage is accepted") };
+    let Err(Fault::Peer(..)) = fresh().accept(&[u64::MAX; 8]) else { panic!("garbage is accepted") };
     peers_fault(take(&mut fresh(), &send(0, 64), true), "a payload came alone");
     peers_fault(take(&mut fresh(), &signal(0, 0), true), "a payload came alone");
     peers_fault(take(&mut fresh(), &signal(0, 4), false), "signal out of range");
@@ -144,13 +144,13 @@ fn p8_what_no_sender_may_send_is_the_peers_fault() {
 fn p8_a_device_that_gives_back_what_it_was_not_shown_or_names_no_region_is_itself_at_fault() {
     let mut i = Inbound::new(RULES);
     take(&mut i, &inline(0), false).unwrap();
-    let Err(Fault::Device(why)) = i.consume(2) else { panic!("2 of 1 given back") };
+    let Err(Fault::Device(_, why)) = i.consume(2) else { panic!("2 of 1 given back") };
     assert_eq!(why.to_string(), "2 receive records released of 1");
     assert!(i.consume(1).unwrap() && !i.consume(1).unwrap());
-    assert!(matches!(i.consume(0), Err(Fault::Device(_))));
+    assert!(matches!(i.consume(0), Err(Fault::Device(..))));
     let mut posted = Inbound::new(Rules { posted_receives: true, ..RULES });
     posted.post(Posted { number: 0, key: 9, offset: 0, length: 64, tag: ANY });
-    assert!(matches!(take(&mut posted, &send(0, 64), false), Err(Fault::Device(_))));
+    assert!(matches!(take(&mut posted, &send(0, 64), false), Err(Fault::Device(..))));
 }
 
 #[test]

@@ -25,8 +25,8 @@ impl Said {
 
 /// Who waits for whom, by the ends that are at hand. What has moved within the last `least` nanoseconds is not stuck.
 pub(super) fn sentence(ends: &[End<'_>], least: u64) -> Said {
-    let first = engine_is_late(ends).or_else(|| has_ended(ends)).or_else(|| copier_is_stopped(ends));
-    if let Some(said) = first.or_else(|| is_broken(ends)) {
+    let first = engine_is_late(ends).or_else(|| has_ended(ends)).or_else(|| program_is_stopped(ends));
+    if let Some(said) = first.or_else(|| copier_is_stopped(ends)).or_else(|| is_broken(ends)) {
         return said;
     }
     let about = &ends[0].qp.about;
@@ -84,16 +84,30 @@ fn engine_is_late(ends: &[End<'_>]) -> Option<Said> {
     said(format!("rank {rank}'s engine has not run for {}{why}", time(still)))
 }
 
+/// How a process is stopped that is in this state, if it is.
+fn stopped(state: Option<char>) -> Option<&'static str> {
+    match state? {
+        'T' => Some("is stopped: state T"),
+        't' => Some("is stopped by a debugger: state t"),
+        _ => None,
+    }
+}
+
+/// A program that is stopped while the proxy's engine runs: the program takes nothing and posts nothing.
+fn program_is_stopped(ends: &[End<'_>]) -> Option<Said> {
+    ends.iter().find_map(|end| {
+        let program = end.engine.program.as_ref()?;
+        let (why, rank, pid) = (stopped(program.state)?, end.rank(), program.pid);
+        let text = format!("rank {rank}'s program (process {pid}) {why}");
+        Some(Said { text, blames: Some(rank), still: end.still() })
+    })
+}
+
 /// A copier that is stopped: nothing is copied between GPU memory and windows for its ranks.
 fn copier_is_stopped(ends: &[End<'_>]) -> Option<Said> {
     ends.iter().find_map(|end| {
         let copier = end.engine.copier.as_ref()?;
-        let why = match copier.state? {
-            'T' => "is stopped: state T",
-            't' => "is stopped by a debugger: state t",
-            _ => return None,
-        };
-        let (rank, pid) = (end.rank(), copier.pid);
+        let (why, rank, pid) = (stopped(copier.state)?, end.rank(), copier.pid);
         let text = format!("the copier of rank {rank}'s GPU (process {pid}) {why}");
         Some(Said { text, blames: Some(rank), still: end.still() })
     })

@@ -1,7 +1,7 @@
 use pushgate_driver_shim::abi;
 
 use super::*;
-use crate::recorder::reader::Copier;
+use crate::recorder::reader::{Copier, Program};
 use crate::recorder::trace::About;
 use crate::recorder::view::{Errors, Moved, View};
 use crate::session::Status;
@@ -164,6 +164,43 @@ fn an_engine_that_does_not_run_is_to_blame_before_anything_else() {
     let mut ended = runs(1, holds(64, 0));
     ended.engines[0].ended = true;
     assert!(sentence(&[ended]).starts_with("rank 1's engine has ended"));
+}
+
+#[test]
+fn a_program_that_is_stopped_is_to_blame_though_the_proxys_engine_runs() {
+    let with = |state| {
+        let mut receiver = runs(1, holds(64, 0));
+        receiver.engines[0].program = Some(Program { pid: 300, name: Some("rank".into()), state });
+        receiver
+    };
+    let sender = || runs(0, out_of_credit(100, 64));
+    let both = [sender(), with(Some('T'))];
+    assert_eq!(sentence(&both), "rank 1's program (process 300) is stopped: state T");
+    assert!(text_of(&both).contains(
+        "process 101 (rank), engine 0 for program 300 (rank, state T): 1 queue pair, ran 0 us ago, state S\n"
+    ));
+    for state in [Some('R'), Some('S'), None] {
+        assert!(sentence(&[sender(), with(state)]).contains("its kernel or program is slow"));
+    }
+}
+
+#[test]
+fn ends_of_two_programs_of_one_proxy_bear_the_programs_numbers() {
+    let served = |rank: u32, view| {
+        let mut process = runs(rank, view);
+        process.engines[0].program =
+            Some(Program { pid: 300 + rank, name: Some("rank".into()), state: Some('S') });
+        (process.pid, process.engines[0].pid) = (200, 200);
+        process
+    };
+    let text = text_of(&[served(0, out_of_credit(100, 64)), served(1, holds(64, 0))]);
+    let line = "rank 0 (process 300, served by the proxy, process 200) and rank 1 (process 301, served by the proxy, \
+                process 200), local: rank 1 has not taken 64 messages";
+    assert!(text.contains(line), "{text}");
+    // A proxy of another PID namespace knows its programs by numbers that do not hold here.
+    let mut process = served(0, View::default());
+    process.pid = 201;
+    assert_eq!(process.owner(&process.engines[0]), (201, "rank"));
 }
 
 #[test]

@@ -211,7 +211,7 @@ fn process(families: &mut Families, found: &Found) {
 }
 
 fn of_engine(pid: u32, engine: &Engine) -> Labels {
-    let program = engine.program.map(|program| program.to_string());
+    let program = engine.program.as_ref().map(|program| program.pid.to_string());
     vec![
         ("pid", pid.to_string()),
         ("engine", engine.engine.to_string()),

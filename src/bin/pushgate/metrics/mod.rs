@@ -3,7 +3,7 @@
 mod families;
 mod http;
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -30,8 +30,8 @@ pub fn command() -> Command {
         .arg(
             Arg::new("listen")
                 .long("listen")
-                .value_name("ADDRESS:PORT")
-                .value_parser(value_parser!(SocketAddr))
+                .value_name("[ADDRESS:]PORT")
+                .value_parser(listen)
                 .num_args(0..=1)
                 .default_missing_value(LISTEN)
                 .help("Serves them by HTTP until a signal ends the command [without a value: 127.0.0.1:9400]"),
@@ -65,6 +65,13 @@ pub fn command() -> Command {
                 .action(ArgAction::SetTrue)
                 .help("Without the metrics of each queue pair: some 60 for each engine, however many queue pairs there are"),
         )
+}
+
+/// Where to listen: an address with a port, or a port alone, of this host's loopback.
+fn listen(text: &str) -> Result<SocketAddr, String> {
+    let port = || Some(SocketAddr::from((Ipv4Addr::LOCALHOST, text.trim_start_matches(':').parse().ok()?)));
+    let address = text.parse().ok().or_else(port);
+    address.ok_or_else(|| "expected ADDRESS:PORT, as 127.0.0.1:9400, or a port of 127.0.0.1, as 9400".into())
 }
 
 /// A time of the command line.

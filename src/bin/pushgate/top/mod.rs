@@ -1,5 +1,6 @@
 //! `pushgate top`: what the queue pairs of this host do now.
 
+mod columns;
 mod rows;
 mod screen;
 
@@ -12,7 +13,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use pushgate::settings::parse_time;
 use pushgate_proxy::recorder::report::Process;
 
-use self::rows::{Before, Order};
+use self::rows::{Before, Order, Row};
 use crate::output::out;
 use crate::{find, inspect};
 
@@ -80,7 +81,7 @@ pub fn run(m: &ArgMatches) -> Result<()> {
         std::thread::sleep(view.interval);
         let now = look()?;
         let rows = rows::rows(&now, &before, view.folded, view.order);
-        return Ok(out!("{}", rows::table(&rows))?);
+        return Ok(out!("{}", columns::table(&Vec::from_iter(rows.iter().map(Row::cells))))?);
     }
     screen::run(view)
 }

@@ -1,9 +1,11 @@
-//! The rows of `pushgate top`. Pure: two looks at the flight recorders in, rows and text out.
+//! The rows of `pushgate top`. Pure: two looks at the flight recorders in, rows out.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use pushgate_proxy::recorder::report::{Process, Waits, waits};
 use pushgate_proxy::recorder::{Engine, Metrics, Missing, Phase, QueuePair};
+
+use super::columns::Cells;
 
 /// What rows are sorted by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,10 +34,9 @@ impl Order {
 /// A queue pair, or with its others a process.
 #[derive(Clone, Debug)]
 pub struct Row {
+    /// The process whose queue pair it is: of an engine in `pushgate proxy`, the program.
     pub pid: u32,
     pub name: String,
-    /// The process that the engine serves, where that is another one.
-    pub program: Option<u32>,
     /// Queue pairs in the row.
     pub queue_pairs: usize,
     /// Of one queue pair: its number, this end's rank, the peer's.
@@ -93,18 +94,25 @@ pub fn rows(processes: &[Process], before: &Before, folded: bool, order: Order) 
         waits.iter().flat_map(|w| w.ends.iter().map(move |end| (*end, w))).collect();
     let mut rows: Vec<Row> = Vec::new();
     for process in processes {
-        let first = rows.len();
+        // A proxy has engines of several programs.
+        let mut owners: BTreeMap<u32, Vec<Row>> = BTreeMap::new();
         for engine in &process.engines {
-            for qp in &engine.queue_pairs {
+            let own = owners.entry(process.owner(engine).0).or_default();
+            let none = Row { state: state(engine, None), ..empty(process, engine) };
+            let queue_pairs = engine.queue_pairs.iter().map(|qp| {
                 let waits = waits.get(&(process.pid, engine.engine, qp.about.number));
-                rows.push(row(process, engine, qp, before, waits.copied()));
-            }
+                row(process, engine, qp, before, waits.copied())
+            });
+            own.extend(std::iter::once(none).chain(queue_pairs));
         }
-        if rows.len() == first {
-            rows.push(Row { state: state(process.engines.first(), None), ..empty(process) });
-        } else if folded {
-            let all = rows.split_off(first);
-            rows.push(fold(process, all));
+        for mut own in owners.into_values() {
+            let first = own[0].clone();
+            own.retain(|row| row.queue_pairs > 0);
+            match own.len() {
+                0 => rows.push(first),
+                _ if folded => rows.push(fold(first, own)),
+                _ => rows.extend(own),
+            }
         }
     }
     let by = |number: fn(&Row) -> f64| {
@@ -123,11 +131,11 @@ pub fn rows(processes: &[Process], before: &Before, folded: bool, order: Order) 
     rows
 }
 
-fn empty(process: &Process) -> Row {
+fn empty(process: &Process, engine: &Engine) -> Row {
+    let (pid, name) = process.owner(engine);
     Row {
-        pid: process.pid,
-        name: process.name.clone(),
-        program: process.engines.first().and_then(|engine| engine.program),
+        pid,
+        name: name.into(),
         queue_pairs: 0,
         of: None,
         links: BTreeSet::new(),
@@ -142,11 +150,13 @@ fn empty(process: &Process) -> Row {
     }
 }
 
-fn state(engine: Option<&Engine>, phase: Option<Phase>) -> String {
-    match engine {
-        Some(engine) if engine.ended => return "engine ended".into(),
-        Some(Engine { state: Some('T' | 't'), .. }) => return "stopped".into(),
-        _ => {}
+fn state(engine: &Engine, phase: Option<Phase>) -> String {
+    let program = engine.program.as_ref().and_then(|program| program.state);
+    if engine.ended {
+        return "engine ended".into();
+    }
+    if [engine.state, program].iter().any(|state| matches!(state, Some('T' | 't'))) {
+        return "stopped".into();
     }
     let word = match phase {
         None => "no queue pair",
@@ -163,14 +173,13 @@ fn state(engine: Option<&Engine>, phase: Option<Phase>) -> String {
 fn row(process: &Process, engine: &Engine, qp: &QueuePair, before: &Before, waits: Option<&Waits>) -> Row {
     let about = &qp.about;
     let mut row = Row {
-        program: engine.program,
         queue_pairs: 1,
         of: Some((about.number, about.rank, about.peer)),
         links: BTreeSet::from([about.transport_name()]),
-        state: state(Some(engine), Some(qp.last().view.phase)),
+        state: state(engine, Some(qp.last().view.phase)),
         blamed: waits.and_then(|waits| Some((waits.blamed?, waits.still))),
         sentence: waits.map(|waits| waits.sentence.clone()).unwrap_or_default(),
-        ..empty(process)
+        ..empty(process, engine)
     };
     let then = before.0.get(&key(process, engine, qp));
     let (Some((then, old)), Some(new)) = (then, &qp.metrics) else { return row };
@@ -196,9 +205,8 @@ fn row(process: &Process, engine: &Engine, qp: &QueuePair, before: &Before, wait
     row
 }
 
-/// The rows of a process as one.
-fn fold(process: &Process, rows: Vec<Row>) -> Row {
-    let mut all = empty(process);
+/// The rows of a process as one. `all` is its row without queue pairs.
+fn fold(mut all: Row, rows: Vec<Row>) -> Row {
     let states: BTreeSet<&str> = rows.iter().map(|row| row.state.as_str()).collect();
     all.state = if states.len() == 1 { states.into_iter().collect() } else { "mixed".into() };
     for row in rows {
@@ -217,30 +225,10 @@ fn fold(process: &Process, rows: Vec<Row>) -> Row {
     all
 }
 
-/// The columns' names and widths; the last one takes what is left. True: numbers, which stand at the right.
-pub const COLUMNS: [(&str, u16, bool); 12] = [
-    ("PID", 8, true),
-    ("NAME", 15, false),
-    ("QP", 5, true),
-    ("RANK", 5, true),
-    ("PEER", 5, true),
-    ("LINK", 6, false),
-    ("STATE", 9, false),
-    ("OUT GB/s", 9, true),
-    ("IN GB/s", 9, true),
-    ("MSG/s", 10, true),
-    ("STALLS/s", 9, true),
-    ("WAITS FOR", 24, false),
-];
-
 impl Row {
-    /// The row's text, a cell for each of [`COLUMNS`].
-    pub fn cells(&self) -> [String; COLUMNS.len()] {
+    /// The row's text, a cell for each of [`COLUMNS`](super::columns::COLUMNS).
+    pub fn cells(&self) -> Cells {
         let number = |n: Option<u32>| n.map(|n| n.to_string()).unwrap_or_default();
-        let name = match self.program {
-            Some(program) => format!("for {program}"),
-            None => self.name.clone(),
-        };
         let qp = match self.of {
             Some((number, ..)) => number.to_string(),
             None => format!("{}x", self.queue_pairs),
@@ -248,7 +236,7 @@ impl Row {
         let gb = |bytes: f64| format!("{:.3}", bytes / 1e9);
         [
             self.pid.to_string(),
-            name,
+            self.name.clone(),
             qp,
             number(self.of.map(|(_, rank, _)| rank)),
             number(self.of.map(|(_, _, peer)| peer)),
@@ -287,7 +275,7 @@ fn time(ns: u64) -> String {
     }
 }
 
-/// A line above the rows.
+/// A sentence about all rows.
 pub fn summary(processes: &[Process], rows: &[Row]) -> String {
     let queue_pairs = queue_pairs(processes).count();
     let waiting = rows.iter().filter(|row| row.blamed.is_some()).count();
@@ -301,29 +289,9 @@ pub fn summary(processes: &[Process], rows: &[Row]) -> String {
     )
 }
 
-/// The rows as a plain table.
-pub fn table(rows: &[Row]) -> String {
-    let cells: Vec<_> = rows.iter().map(Row::cells).collect();
-    let width = |at: usize| {
-        let name = COLUMNS[at].0.len();
-        cells.iter().map(|cells| cells[at].chars().count()).fold(name, usize::max)
-    };
-    let widths: [usize; COLUMNS.len()] = std::array::from_fn(width);
-    let line = |cells: [&str; COLUMNS.len()]| {
-        let columns =
-            COLUMNS.iter().zip(widths).zip(cells).map(|(((_, _, right), width), text)| match right {
-                true => format!("{text:>width$}"),
-                false => format!("{text:<width$}"),
-            });
-        Vec::from_iter(columns).join("  ").trim_end().to_string() + "\n"
-    };
-    let head = line(COLUMNS.map(|(name, ..)| name));
-    cells.iter().fold(head, |text, cells| text + &line(cells.each_ref().map(String::as_str)))
-}
-
 #[cfg(test)]
-mod tests {
-    use pushgate_proxy::recorder::{About, Entry, Moved, View};
+pub(super) mod tests {
+    use pushgate_proxy::recorder::{About, Entry, Moved, Program, View};
 
     use super::*;
 
@@ -369,7 +337,7 @@ mod tests {
         Process { pid, name: format!("rank{pid}"), engines: vec![engine] }
     }
 
-    fn two(at: u64, first: &[u64], second: &[u64]) -> Vec<Process> {
+    pub fn two(at: u64, first: &[u64], second: &[u64]) -> Vec<Process> {
         vec![process(1, at, first), process(2, at, second)]
     }
 
@@ -402,6 +370,24 @@ mod tests {
     }
 
     #[test]
+    fn programs_of_one_proxy_have_rows_of_their_own_with_their_names_and_states() {
+        let serves = |mut process: Process, pid, name: &str, state| {
+            process.engines[0].pid = 9;
+            process.engines[0].program = Some(Program { pid, name: Some(name.into()), state: Some(state) });
+            process.engines.remove(0)
+        };
+        let [first, second] = <[Process; 2]>::try_from(two(1, &[1], &[1, 1])).unwrap();
+        let engines = vec![serves(first, 300, "train", 'T'), serves(second, 301, "infer", 'S')];
+        let proxy = Process { pid: 9, name: "pushgate".into(), engines };
+        for (folded, expected) in [(false, 3), (true, 2)] {
+            let rows = rows(std::slice::from_ref(&proxy), &Before::default(), folded, Order::Pid);
+            let seen: Vec<_> = rows.iter().map(|row| (row.pid, &*row.name, &*row.state)).collect();
+            assert_eq!(seen.len(), expected);
+            assert_eq!(seen[..2], [(300, "train", "stopped"), (301, "infer", "live")]);
+        }
+    }
+
+    #[test]
     fn rows_are_sorted_by_each_order() {
         let before = Before::of(&two(10, &[0], &[0]));
         let now = two(11, &[10], &[20]);
@@ -411,14 +397,5 @@ mod tests {
         assert_eq!(pids(Order::Waits), [2, 1]);
         assert_eq!(pids(Order::Pid), [1, 2]);
         assert_eq!(pids(Order::Name), [1, 2]);
-    }
-
-    #[test]
-    fn columns_of_a_table_stand_below_each_other() {
-        let text = table(&rows(&two(1, &[1], &[2]), &Before::default(), false, Order::Pid));
-        let lines: Vec<_> = text.lines().collect();
-        assert_eq!(lines.len(), 3, "{text}");
-        let at = lines[0].find("LINK").unwrap();
-        assert!(lines[1..].iter().all(|line| line[at..].starts_with("local")), "{text}");
     }
 }

@@ -8,19 +8,22 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers
 use ratatui::layout::{Alignment, Constraint, Layout};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Text;
-use ratatui::widgets::{Paragraph, Row as Line, Table, TableState, Wrap};
+use ratatui::widgets::{HighlightSpacing, Paragraph, Row as Line, Table, TableState};
 use ratatui::{DefaultTerminal, Frame};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use super::rows::{self, Before, COLUMNS, Order, Row};
+use super::columns::{self, COLUMNS, Fitted};
+use super::rows::{self, Before, Order, Row};
 use super::{FIRST, View, look};
 use crate::signals;
 
 /// Between two looks whether a signal asks to end.
 const SIGNAL: Duration = Duration::from_millis(100);
-/// Rows of the screen for the sentence about the chosen queue pair.
-const SENTENCE: u16 = 2;
+/// Lines of the screen for the sentence about the chosen queue pair.
+const SENTENCE: u16 = 3;
+/// Stands before the chosen row.
+const CHOSEN: &str = ">";
 
 /// What a key asks for.
 #[derive(Debug, PartialEq, Eq)]
@@ -134,43 +137,52 @@ impl Shown {
     }
 
     fn draw(&mut self, frame: &mut Frame, rows: &[Row]) {
-        let areas =
-            Layout::vertical([Constraint::Length(2), Constraint::Min(2), Constraint::Length(SENTENCE)]);
-        let [head, body, below] = areas.areas(frame.area());
+        let width = usize::from(frame.area().width);
+        let cells: Vec<_> = rows.iter().map(Row::cells).collect();
+        let Fitted { shown, left_out } = columns::fit(&cells, width.saturating_sub(CHOSEN.len()));
+        let mut head = columns::wrap(&rows::summary(&self.now, rows), width, 2);
         let order = self.view.order.word();
         let keys = format!("sorted by {order}; q ends, b m w p n sort, f folds, arrows choose");
-        frame.render_widget(Paragraph::new(format!("{}\n{keys}", rows::summary(&self.now, rows))), head);
-        let cell = |text: String, right: bool| {
-            let side = if right { Alignment::Right } else { Alignment::Left };
-            Text::from(text).alignment(side)
-        };
-        let line = |cells: [String; COLUMNS.len()]| {
-            Line::new(cells.into_iter().zip(COLUMNS).map(|(text, (_, _, right))| cell(text, right)))
-        };
-        let lines = rows.iter().map(|row| {
-            // A word says it too: not every terminal has colours, nor sees everybody them.
-            let style = if row.blamed.is_some() { Style::new().fg(Color::Yellow) } else { Style::new() };
-            line(row.cells()).style(style)
-        });
-        let reversed = Style::new().add_modifier(Modifier::REVERSED);
-        let last = COLUMNS.len() - 1;
-        let widths = COLUMNS.iter().enumerate().map(|(at, (_, width, _))| match at == last {
-            true => Constraint::Min(*width),
-            false => Constraint::Length(*width),
-        });
-        let table = Table::new(lines, widths)
-            .header(line(COLUMNS.map(|(name, ..)| name.to_string())).style(reversed))
-            .row_highlight_style(Style::new().add_modifier(Modifier::BOLD))
-            .highlight_symbol(">");
-        frame.render_stateful_widget(table, body, &mut self.table);
+        head.extend(columns::wrap(&keys, width, 2));
+        if !left_out.is_empty() {
+            let said = format!("no room for {}: widen the terminal", left_out.join(", "));
+            head.extend(columns::wrap(&said, width, 2));
+        }
         let chosen = self.table.selected().and_then(|at| rows.get(at));
         let sentence = chosen.map(|row| row.sentence.as_str()).unwrap_or_default();
-        frame.render_widget(Paragraph::new(sentence).wrap(Wrap { trim: true }), below);
+        let below = columns::wrap(sentence, width, SENTENCE.into());
+        let heights =
+            [Constraint::Length(head.len() as u16), Constraint::Min(2), Constraint::Length(SENTENCE)];
+        let [top, body, bottom] = Layout::vertical(heights).areas(frame.area());
+        frame.render_widget(Paragraph::new(head.join("\n")), top);
+        frame.render_widget(Paragraph::new(below.join("\n")), bottom);
+        let line = |cells: [&str; COLUMNS.len()]| {
+            Line::new(shown.iter().map(|(at, width)| {
+                let side = if COLUMNS[*at].right { Alignment::Right } else { Alignment::Left };
+                Text::from(columns::cut(cells[*at], *width)).alignment(side)
+            }))
+        };
+        let lines = rows.iter().zip(&cells).map(|(row, cells)| {
+            // A word says it too: not every terminal has colours, nor sees everybody them.
+            let style = if row.blamed.is_some() { Style::new().fg(Color::Yellow) } else { Style::new() };
+            line(cells.each_ref().map(String::as_str)).style(style)
+        });
+        let reversed = Style::new().add_modifier(Modifier::REVERSED);
+        let table = Table::new(lines, shown.iter().map(|(_, width)| Constraint::Length(*width as u16)))
+            .header(line(COLUMNS.map(|column| column.name)).style(reversed))
+            .row_highlight_style(Style::new().add_modifier(Modifier::BOLD))
+            .highlight_symbol(CHOSEN)
+            // The columns stay where they are when a row is chosen.
+            .highlight_spacing(HighlightSpacing::Always);
+        frame.render_stateful_widget(table, body, &mut self.table);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
     use super::*;
 
     #[test]
@@ -178,5 +190,43 @@ mod tests {
         assert_eq!(asked(KeyCode::Char('c'), KeyModifiers::CONTROL), Asked::End);
         assert_eq!(asked(KeyCode::Char('c'), KeyModifiers::NONE), Asked::Nothing);
         assert_eq!(asked(KeyCode::Char('w'), KeyModifiers::NONE), Asked::Sort(Order::Waits));
+    }
+
+    #[test]
+    fn at_any_width_a_row_has_its_whole_process_number_or_none_and_what_is_left_out_is_said() {
+        let pid = 4_129_568;
+        for chosen in [None, Some(0)] {
+            for width in 10..160 {
+                let view = View { interval: FIRST, order: Order::Pid, folded: false };
+                let now: Vec<_> = rows::tests::two(1, &[1], &[2])
+                    .into_iter()
+                    .map(|mut process| {
+                        (process.pid, process.engines[0].pid) = (pid, pid);
+                        process
+                    })
+                    .collect();
+                let mut shown = Shown { view, before: Before::default(), now, table: TableState::default() };
+                shown.table.select(chosen);
+                let rows = rows::rows(&shown.now, &shown.before, false, Order::Pid);
+                let mut terminal = Terminal::new(TestBackend::new(width, 24)).unwrap();
+                terminal.draw(|frame| shown.draw(frame, &rows)).unwrap();
+                let screen = terminal.backend().to_string();
+                let lines: Vec<_> = screen.lines().map(|line| line.trim_matches('"')).collect();
+                let head =
+                    lines.iter().position(|line| line.split_whitespace().next() == Some("PID")).unwrap();
+                for line in &lines[head + 1..head + 3] {
+                    let first = line.trim_start_matches('>').split_whitespace().next();
+                    assert_eq!(first, Some(pid.to_string().as_str()), "{screen}");
+                }
+                // Every name of a column stands whole in the head, or among those left out.
+                let named = lines[..=head].join(" ");
+                for column in COLUMNS.iter().filter(|_| width >= 80) {
+                    assert!(named.contains(column.name), "{width}: no {}: {screen}", column.name);
+                }
+                let cells: Vec<_> = rows.iter().map(Row::cells).collect();
+                let all = columns::fit(&cells, usize::from(width) - CHOSEN.len()).left_out.is_empty();
+                assert!(all != named.contains("no room for") || width < 20, "{screen}");
+            }
+        }
     }
 }

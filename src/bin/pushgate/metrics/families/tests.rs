@@ -1,6 +1,6 @@
 use prometheus::TextEncoder;
 use pushgate_proxy::counters::Counters;
-use pushgate_proxy::recorder::{About, Closed, Counts, Entry, Moved, View};
+use pushgate_proxy::recorder::{About, Closed, Counts, Entry, Moved, Program, View};
 
 use super::*;
 
@@ -31,7 +31,7 @@ fn qp(number: u32, metrics: Option<Metrics>) -> QueuePair {
 fn found(queue_pairs: Vec<QueuePair>, closed: Option<Vec<Closed>>) -> Vec<Found> {
     let engine = Engine {
         pid: 17,
-        program: Some(18),
+        program: Some(Program { pid: 18, name: None, state: None }),
         engine: 0,
         thread: None,
         state: None,
