@@ -1,5 +1,7 @@
 //! Waits that end with a timeout or an abort (P7).
 
+use std::cell::Cell;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use pushgate::{Error, QpConfig};
@@ -70,5 +72,27 @@ fn p7_abort_ends_waits_at_both_ends() {
                 }
             }
         }
+    });
+}
+
+#[test]
+fn a_wait_for_a_kernel_that_goes_on_is_interrupted_and_the_kernel_is_waited_for_again() {
+    on_every_device(|device| {
+        let rig = Rig::new(device, &[]);
+        let pair = rig.pair(QpConfig::default());
+        let waits = pair[0].start(THREAD, &[Step::wait_signal(1, 1)]);
+        let questions = Rc::new(Cell::new(0));
+        let asked = questions.clone();
+        pushgate::interrupt_by(Some(Rc::new(move || {
+            asked.set(asked.get() + 1);
+            asked.get() == 2
+        })));
+        let interrupted = rig.context.wait(&waits.running, Some(hang()));
+        pushgate::interrupt_by(None);
+        assert!(matches!(interrupted, Err(Error::Interrupted)), "{interrupted:?}");
+        assert_eq!(questions.get(), 2);
+        assert!(!waits.running.is_done().unwrap());
+        pair[0].qp.abort().unwrap();
+        assert_eq!(waits.end()[0].status, "aborted");
     });
 }
