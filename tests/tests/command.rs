@@ -769,6 +769,19 @@ fn below_a_limit_of_file_sizes_each_command_says_which_limit_it_is() {
     assert!(out.contains("the limit of file sizes") && out.contains("ulimit -f"), "{out}");
 }
 
+#[test]
+fn a_proxy_that_could_serve_nobody_by_its_limit_of_open_files_does_not_start() {
+    let socket = folder().join("few-files");
+    let (code, out, err) = below("-n 48", &format!("proxy --proxy-socket {}", socket.display()));
+    assert!(code.is_some_and(|code| code != 0) && out.is_empty(), "{code:?} {out}");
+    assert!(
+        err.contains("a proxy that serves one program needs ")
+            && err.contains("the limit of open files is 48"),
+        "{err}"
+    );
+    assert!(!socket.exists());
+}
+
 /// Which call meets the limit depends on it, and on which of the two ranks comes first.
 #[test]
 fn at_any_limit_of_open_files_a_queue_pair_is_made_or_the_limit_is_said() {

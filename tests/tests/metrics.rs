@@ -284,7 +284,11 @@ struct Server(#[expect(dead_code, reason = "its drop ends the server")] Killed, 
 
 impl Server {
     fn start() -> Server {
-        let mut child = metrics(&["--listen", "127.0.0.1:0"]).stdout(Stdio::piped()).spawn().unwrap();
+        Server::at("127.0.0.1:0")
+    }
+
+    fn at(listen: &str) -> Server {
+        let mut child = metrics(&["--listen", listen]).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let address =
@@ -324,6 +328,13 @@ fn the_server_answers_while_other_connections_say_nothing_and_refuses_what_is_no
     }
     let long = format!("GET /metrics HTTP/1.1\r\nx: {}", "y".repeat(8192 - 26));
     assert!(server.ask(&long).starts_with("HTTP/1.1 400 "));
+}
+
+#[test]
+fn a_port_alone_is_one_of_the_loopback() {
+    let server = Server::at("0");
+    assert!(server.1.ip().is_loopback(), "{}", server.1);
+    assert!(server.ask("GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200 "));
 }
 
 #[test]
