@@ -7,7 +7,6 @@
 //! loses its own connection and disturbs no other one.
 
 use std::collections::{HashMap, HashSet};
-use std::net::TcpStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -19,12 +18,8 @@ use pushgate_driver_shim::limited;
 use pushgate_driver_shim::log::Foreign;
 use pushgate_driver_shim::versions::Versions;
 use pushgate_proxy::connect::{self, Connect, Event, Fds, Incarnation};
-use pushgate_proxy::door::Dialer;
 use pushgate_proxy::engine::EngineError;
 use pushgate_proxy::session::Status;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use rustix::net::sockopt;
 use serde::{Deserialize, Serialize};
 
 use crate::again::{Here, Place, Token};
@@ -37,6 +32,7 @@ use crate::identity::Identity;
 use crate::join::{Again, Joined, MetEnd, NewEnd, Purpose, ReadyEnd, Role};
 use crate::listening::{Sockets, terms};
 use crate::log;
+use crate::reaching::Reaching;
 use crate::runtime::{Loaded, Runtime};
 use crate::socket::{Channel, Line, Renewal, Stream};
 
@@ -162,7 +158,7 @@ impl Listener {
         let (unix, tcp) = sockets.addresses()?;
         let Loaded { rdma, tcp: links, identity, .. } = &*runtime.loaded;
         let between = match tcp {
-            Some(_) => Between { verbs: !rdma.is_empty(), tcp: links.is_some() },
+            Some(_) => Between { verbs: !rdma.is_empty(), tcp: *links },
             None => Between::default(),
         };
         let bytes = Handle { key, unix, tcp, between, listener: *identity }.encode();
@@ -264,7 +260,7 @@ fn transport(runtime: &Runtime, stream: &Stream, links: bool) -> Result<Transpor
     let loaded = &runtime.loaded;
     match stream {
         Stream::Unix(_) => Ok(Transport::Local),
-        Stream::Tcp(_) if links && loaded.tcp.is_some() => Ok(Transport::Tcp),
+        Stream::Tcp(_) if links && loaded.tcp => Ok(Transport::Tcp),
         Stream::Tcp(_) if !links && !loaded.rdma.is_empty() => Ok(Transport::Verbs),
         Stream::Tcp(_) => {
             Err(lost("it asks for queue pairs that this end does not make; set qp alike on all ranks"))
@@ -341,6 +337,10 @@ impl Progress {
     fn greeted(&mut self, again: Option<Place>, role: Role) {
         self.heard = 1;
         if let Some((own, other)) = self.token.take_if(|_| again.is_some()).zip(again) {
+            let other = match self.channel.stream() {
+                Stream::Tcp(s) => s.peer_addr().map_or(other, |peer| other.reached(peer)),
+                Stream::Unix(_) => other,
+            };
             self.channel.line().may_renew(Renewal { own, dials: role == Role::Send, other });
         }
     }
@@ -466,10 +466,8 @@ struct Connecting {
 enum Stage {
     /// To be dialed, perhaps again.
     Again,
-    /// The TCP connection is being established.
-    Dialing(TcpStream),
-    /// Both ends prove that they have the handle.
-    Proving(Box<Dialer>),
+    /// Over TCP: to one of the listener's addresses, and through its door.
+    Reaching(Box<Reaching>),
     /// This end has greeted.
     Joining(Box<Progress>),
 }
@@ -552,7 +550,9 @@ impl Connecting {
                     match to {
                         Dial::Tcp(to, transport) => {
                             self.transport = transport;
-                            Stage::Dialing(dial::dial_tcp(to)?)
+                            let terms = terms(&self.handle.key, runtime.loaded.settings.tls);
+                            let host = self.handle.listener.host();
+                            Stage::Reaching(Box::new(Reaching::new(&to, terms, host)))
                         }
                         Dial::Unix => match dial::dial_unix(&self.handle.key.nonce())? {
                             Dialed::Connected(stream) => {
@@ -567,30 +567,13 @@ impl Connecting {
                         },
                     }
                 }
-                Stage::Dialing(stream) => {
-                    let mut fds = [PollFd::new(&stream, PollFlags::OUT)];
-                    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-                    if poll(&mut fds, Some(&now)).unwrap_or(0) == 0 {
-                        self.stage = Stage::Dialing(stream);
+                Stage::Reaching(mut reaching) => {
+                    let Some(stream) = reaching.advance().map_err(lost)? else {
+                        self.stage = Stage::Reaching(reaching);
                         return Ok(None);
-                    }
-                    let to = self.handle.tcp.expect("it was dialed");
-                    let unreachable = |e: Errno| {
-                        lost(format!("{to} can't be reached: {e}; may the hosts reach each other there?"))
                     };
-                    sockopt::socket_error(&stream).map_err(unreachable)?.map_err(unreachable)?;
-                    let terms = terms(&self.handle.key, runtime.loaded.settings.tls);
-                    let dialer = Dialer::new(stream, &terms, &[]).map_err(lost)?;
-                    Stage::Proving(Box::new(dialer))
-                }
-                Stage::Proving(mut dialer) => {
-                    let to = self.handle.tcp.expect("it was dialed");
-                    if !dialer.advance().map_err(|e| lost(format!("{to}: {e}")))? {
-                        self.stage = Stage::Proving(dialer);
-                        return Ok(None);
-                    }
                     let replaced = runtime.loaded.settings.recovery().is_some();
-                    let stream = Stream::tcp(dialer.finish(), replaced).map_err(lost)?;
+                    let stream = Stream::tcp(stream, replaced).map_err(lost)?;
                     begin(runtime, &self.handle, stream, (class, self.transport), purpose)?
                 }
                 Stage::Joining(mut progress) => match progress.advance(runtime) {
@@ -635,6 +618,7 @@ mod tests {
 
     use pushgate::settings::QpKind;
     use pushgate_driver_shim::closing::PeerStream;
+    use pushgate_proxy::addresses::Places;
     use pushgate_tests::fuse::Hanging;
     use pushgate_tests::fuzz::{depth, fuzz, kind};
     use pushgate_tests::lingering::lingering;
@@ -868,6 +852,7 @@ mod tests {
         let ours = Alike::of_a_test(&[("devices", "4"), ("tuner", "ours")]);
         let again = Place::of_a_test();
         let listed = Listed::here(&Identity::here(), None, &["mlx5_0", "mlx5_1"]);
+        let places = |all: &[&str]| Places::of(&all.iter().map(|at| at.parse().unwrap()).collect::<Vec<_>>());
         let handle = |unix, tcp| {
             let between = Between { verbs: false, tcp: true };
             Handle { key, unix, tcp, between, listener: Identity::here() }.encode().to_vec()
@@ -875,8 +860,8 @@ mod tests {
         let seeds = [
             greet_with(&key, &ours, None, None, false),
             greet_with(&key, &Alike::of_a_test(&[("devices", "8")]), Some(&listed), Some(again), true),
-            handle(false, Some("10.1.2.3:4567".parse().unwrap())),
-            handle(true, Some("[fe80::1%3]:9".parse().unwrap())),
+            handle(false, places(&["10.1.2.3:4567", "[2001:db8::1]:4567"])),
+            handle(true, places(&["[fe80::1%3]:9"])),
         ];
         greeting(&seeds[0], &key).unwrap();
         fuzz(&seeds, |bytes| {

@@ -2,26 +2,27 @@
 //! listener does not know who will connect, so with `qp = auto` it has both.
 
 use std::io::ErrorKind;
-use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
+use std::net::TcpListener;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
 use std::sync::Once;
 
-use pushgate::Settings;
-use pushgate::settings::QpKind;
+use pushgate::settings::{PluginSettings, QpKind};
 use pushgate_driver_shim::closing::PeerListener;
 use pushgate_driver_shim::limited;
 use pushgate_driver_shim::users::is_ours_or_root;
+use pushgate_proxy::addresses::{Offered, Places, REMEDY, Wish, listen, offer};
 use pushgate_proxy::door::{Door, Limits, Purpose, Terms};
-use pushgate_proxy::link::verbs::Device;
 use pushgate_proxy::wire::peer_cred;
 
-use crate::error::{Failure, Result};
+use crate::error::{Code, Failure, Result};
 use crate::handle::{Key, Nonce};
 use crate::handshake::{GREETING, STRANGERS};
 use crate::log;
+use crate::rdma::Rdma;
 use crate::runtime::Loaded;
 use crate::socket::Stream;
+use crate::variables;
 
 /// The abstract name of a listener's Unix socket.
 pub fn name_of(nonce: &Nonce) -> String {
@@ -58,9 +59,9 @@ impl Sockets {
     }
 
     /// Whether it listens at the Unix socket, and where it listens for TCP.
-    pub fn addresses(&self) -> Result<(bool, Option<SocketAddr>)> {
-        let tcp = self.tcp.as_ref().map(Door::local_addr).transpose();
-        Ok((self.unix.is_some(), tcp.map_err(failed())?))
+    pub fn addresses(&self) -> Result<(bool, Option<Places>)> {
+        let tcp = self.tcp.as_ref().map(Door::local_addrs).transpose().map_err(failed())?;
+        Ok((self.unix.is_some(), tcp.and_then(|all| Places::of(&all))))
     }
 
     /// The next connection of a process that may connect, if there is one.
@@ -82,10 +83,10 @@ pub fn terms(key: &Key, tls: bool) -> Terms {
 }
 
 /// Lets connectors in who have the handle.
-fn open_door(tcp: TcpListener, key: &Key, tls: bool) -> Result<Door> {
+fn open_door(tcp: Vec<TcpListener>, key: &Key, tls: bool) -> Result<Door> {
     // What a connector says first comes in a frame, as over a Unix socket.
     let limits = Limits { places: STRANGERS, greeting: 0, time: GREETING };
-    Door::on(tcp, terms(key, tls), limits).map_err(failed())
+    Door::on_all(tcp, terms(key, tls), limits).map_err(failed())
 }
 
 /// What `accept` of a socket gives, without strangers and connectors that have gone.
@@ -124,44 +125,36 @@ fn listen_unix(nonce: &Nonce) -> Result<PeerListener> {
     Ok(socket)
 }
 
-/// A socket at which other hosts reach this one.
-pub fn listen_tcp(loaded: &Loaded) -> Result<TcpListener> {
-    let ip = match loaded.tcp {
-        Some(ip) => ip,
-        None => own_address(&loaded.settings, loaded.rdma.first().map(|rdma| &*rdma.device))?,
-    };
-    let socket = TcpListener::bind((ip, 0)).map_err(Failure::system(format!(
-        "listening for connections at {ip}; set PUSHGATE_HOST to another address of this host"
-    )))?;
-    socket.set_nonblocking(true).map_err(failed())?;
-    Ok(socket)
+/// Sockets at which other hosts reach this one, of one port.
+pub fn listen_tcp(loaded: &Loaded) -> Result<Vec<TcpListener>> {
+    let at = loaded.at.as_ref().map_err(|why| Failure::new(Code::System, why.as_str()))?;
+    let mut all = at.sockets();
+    all.truncate(Places::MOST);
+    listen(&all).map_err(Failure::system(format!("listening for connections at {at}; {REMEDY}")))
 }
 
-/// The address at which other hosts reach this one: the setting, or else the RDMA device's, if there is one, or else
-/// that of the default route.
-pub fn own_address(settings: &Settings, device: Option<&Device>) -> Result<IpAddr> {
-    if let Ok(ip) = settings.host.parse() {
-        return Ok(ip);
-    }
-    let mut ips = device.map(Device::addresses).unwrap_or_default();
-    ips.retain(|ip| !matches!(ip, IpAddr::V6(v) if v.is_unicast_link_local()));
-    ips.sort_by_key(|ip| ip.is_ipv6());
-    if let Some(ip) = ips.first() {
-        return Ok(*ip);
-    }
-    // Sends nothing: connecting a UDP socket only asks which route the kernel would take.
-    let routed =
-        UdpSocket::bind("0.0.0.0:0").and_then(|s| s.connect("192.0.2.1:9").and_then(|()| s.local_addr()));
-    routed
-        .map(|a| a.ip())
-        .map_err(Failure::system("no address at which others reach this host; set PUSHGATE_HOST to one"))
+/// The addresses at which other hosts reach this one: the setting, or else those of interfaces, the RDMA device's first, if there is
+/// one.
+pub fn own_addresses(
+    settings: &PluginSettings,
+    sockets: &variables::Sockets,
+    rdma: Option<&Rdma>,
+) -> std::result::Result<Offered, String> {
+    let own = rdma.map(|rdma| rdma.device.addresses()).unwrap_or_default();
+    offer(&Wish {
+        host: &settings.host,
+        family: sockets.family,
+        names: sockets.names.as_ref(),
+        own: &own,
+        node: rdma.and_then(|rdma| rdma.node),
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Instant;
 
-    use std::net::TcpStream;
+    use std::net::{SocketAddr, TcpStream};
     use std::os::unix::net::UnixStream;
 
     use pushgate_driver_shim::closing::PeerStream;
@@ -178,7 +171,7 @@ mod tests {
         let key = Key([5; 16]);
         for tls in [false, true] {
             // At any address: the key is no secret that everybody knows.
-            let door = open_door(TcpListener::bind("0.0.0.0:0").unwrap(), &key, tls).unwrap();
+            let door = open_door(vec![TcpListener::bind("0.0.0.0:0").unwrap()], &key, tls).unwrap();
             let at = SocketAddr::from(([127, 0, 0, 1], door.local_addr().unwrap().port()));
             let sockets = Sockets { unix: None, tcp: Some(door), replaced: true };
             let connects = |terms: Terms| {
@@ -221,7 +214,7 @@ mod tests {
     #[test]
     fn p7_300_connectors_that_have_all_begun_before_any_of_them_goes_on_come_through() {
         let key = Key([5; 16]);
-        let door = open_door(TcpListener::bind("127.0.0.1:0").unwrap(), &key, false).unwrap();
+        let door = open_door(vec![TcpListener::bind("127.0.0.1:0").unwrap()], &key, false).unwrap();
         let at = door.local_addr().unwrap();
         let sockets = Sockets { unix: None, tcp: Some(door), replaced: true };
         let mut dialers: Vec<_> = (0..300)

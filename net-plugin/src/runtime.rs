@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::net::{IpAddr, TcpListener};
+use std::net::TcpListener;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -13,6 +13,7 @@ use pushgate::settings::{AutoOr, DriveChoice, PluginSettings, ProxyPlace, QpKind
 use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::memory::{HugePages, SharedMemory, SharedMemoryBuilder};
+use pushgate_proxy::addresses::{Offered, Places};
 use pushgate_proxy::engine::{Drive, Engine, EngineOptions, QpId, StallReport};
 use pushgate_proxy::idle::Wake;
 use pushgate_proxy::linger::Lingered;
@@ -25,7 +26,7 @@ use crate::error::{Code, Failure, Result};
 use crate::gpu::{self, Gpu};
 use crate::hosts::{Hosts, Listed};
 use crate::identity::Identity;
-use crate::listening::{listen_tcp, own_address};
+use crate::listening::{listen_tcp, own_addresses};
 use crate::log;
 use crate::path::{self, Choice, Opened, OverRdma};
 use crate::props::{Network, Properties};
@@ -33,6 +34,7 @@ use crate::ranks::{Cores, Ranks};
 use crate::rdma::{self, Rdma};
 use crate::taken;
 use crate::under_way::{self, UnderWay};
+use crate::variables;
 use crate::watch::Watch;
 
 /// What the first init has read.
@@ -43,8 +45,10 @@ pub struct Loaded {
     pub rdma: Vec<Arc<Rdma>>,
     /// Why there is none, where the settings leave it open.
     pub no_rdma: Option<String>,
-    /// Where this process meets others over `tcp` queue pairs, if the settings allow these.
-    pub tcp: Option<IpAddr>,
+    /// The addresses at which other hosts reach this process; or why there is none.
+    pub at: std::result::Result<Offered, String>,
+    /// This process meets others there over `tcp` queue pairs too.
+    pub tcp: bool,
     /// The devices that NCCL is told of.
     pub network: Network,
     /// What the other ends must have been told too.
@@ -158,7 +162,8 @@ impl Lane {
 impl Loaded {
     /// Reads the settings, opens what they name, and tells NCCL's log.
     pub fn new() -> Result<Self> {
-        let settings = PluginSettings::load()?;
+        let mut settings = PluginSettings::load()?;
+        let sockets = variables::heed(&mut settings);
         settings.check()?;
         if settings.proxy == ProxyPlace::Process {
             return Err(settings.refused("proxy", "thread in the NCCL plugin").into());
@@ -176,13 +181,15 @@ impl Loaded {
                 Err(e) => return Err(e.into()),
             },
         };
-        let first = rdma.first().map(|rdma| &*rdma.device);
-        let tcp = match settings.qp {
-            QpKind::Tcp => Some(own_address(&settings, None)?),
-            // Ranks of this host need none.
-            QpKind::Auto => own_address(&settings, first).ok(),
-            _ => None,
+        let at = match settings.qp {
+            QpKind::Local => Err("qp = local here".into()),
+            qp => match own_addresses(&settings, &sockets, rdma.first()) {
+                // Ranks of this host need none.
+                Err(why) if qp != QpKind::Auto => return Err(Failure::new(Code::System, why)),
+                at => at,
+            },
         };
+        let tcp = at.is_ok() && matches!(settings.qp, QpKind::Auto | QpKind::Tcp);
         let path = Choice::of(&settings, &rdma.iter().collect::<Vec<_>>())?;
         let over_tcp = settings.qp == QpKind::Tcp;
         let wants_gpu = path::wants_gpu_memory(&settings);
@@ -228,6 +235,7 @@ impl Loaded {
             identity,
             rdma,
             no_rdma,
+            at,
             tcp,
             network,
             alike,
@@ -244,32 +252,51 @@ impl Loaded {
 
     /// Which ranks are reached over which transport, for the log.
     fn transports(&self) -> String {
+        let of_qp = self.settings.qp;
         if self.rdma.is_empty() {
             let why = self.no_rdma.as_ref().map(|why| format!(", for lack of an RDMA device ({why})"));
             let why = why.unwrap_or_default();
-            return match (self.settings.qp, self.tcp) {
-                (QpKind::Tcp, Some(at)) => format!("tcp, at {at}"),
-                (_, Some(at)) => format!("local to ranks of this host, tcp to others, at {at}{why}"),
-                (_, None) => format!("local: ranks of this host only{why}"),
+            return match (of_qp, &self.at) {
+                (QpKind::Tcp, Ok(at)) => format!("tcp, at {at}"),
+                (QpKind::Local, _) => "local: ranks of this host only".into(),
+                (_, Ok(at)) => format!("local to ranks of this host, tcp to others, at {at}{why}"),
+                (_, Err(none)) => {
+                    format!("local: ranks of this host only, for lack of an address ({none}){why}")
+                }
             };
         }
-        let kinds = match self.settings.qp {
+        let at = match &self.at {
+            Ok(at) => format!("; connections are made at {at}"),
+            Err(none) => {
+                format!("; only ranks of this host can connect here, for lack of an address ({none})")
+            }
+        };
+        let kinds = match of_qp {
             QpKind::Auto => "local to ranks of this host, verbs to others",
             _ => "verbs",
         };
         let of = |(rdma, p): (&Arc<Rdma>, &Properties)| format!("{}, {} Mbit/s", rdma.describe(), p.speed);
         let devices: Vec<_> = self.rdma.iter().zip(self.network.all()).map(of).collect();
-        format!("{kinds}: {}", devices.join("; "))
+        format!("{kinds}: {}{at}", devices.join("; "))
     }
 
     /// Whether there are queue pairs to ranks of other hosts.
     pub fn reaches_others(&self) -> bool {
-        !self.rdma.is_empty() || self.tcp.is_some()
+        self.at.is_ok() && (!self.rdma.is_empty() || self.tcp)
+    }
+
+    /// Why there are no `tcp` queue pairs from here, if so.
+    pub fn no_tcp(&self) -> Option<String> {
+        match &self.at {
+            _ if self.tcp => None,
+            Ok(_) => Some(format!("qp = {} here", self.settings.qp)),
+            Err(why) => Some(why.clone()),
+        }
     }
 
     /// The socket at which other hosts dial this process again when a connection broke, how long a connection may be gone, and
     /// whether it is encrypted.
-    fn dialled_again(&self) -> Option<(TcpListener, Duration, bool)> {
+    fn dialled_again(&self) -> Option<(Vec<TcpListener>, Duration, bool)> {
         let recover = self.settings.recovery().filter(|_| self.reaches_others())?;
         match listen_tcp(self) {
             Ok(listener) => Some((listener, recover, self.settings.tls)),
@@ -330,7 +357,9 @@ impl Runtime {
             _ => None,
         });
         let (rdma, gpu, dma_bufs, listed) = (Vec::new(), None, Vec::new(), None);
-        let tcp = (settings.qp == QpKind::Tcp).then_some(std::net::Ipv4Addr::LOCALHOST.into());
+        let tcp = settings.qp == QpKind::Tcp;
+        let here = || Offered::named(std::net::Ipv4Addr::LOCALHOST.into());
+        let at = tcp.then(here).ok_or_else(|| "a test has none".into());
         let alike = Alike::here(&settings, &network);
         let cores = Cores::here(Ranks::Told(1));
         let loaded = Loaded {
@@ -338,6 +367,7 @@ impl Runtime {
             identity,
             rdma,
             no_rdma,
+            at,
             tcp,
             network,
             alike,
@@ -502,9 +532,9 @@ impl Runtime {
 
     /// Where `tcp` queue pairs meet their other ends.
     pub fn tcp(&self) -> Result<Arc<Host>> {
-        let unset =
-            || Failure::new(Code::System, "no address at which others reach this host; set PUSHGATE_HOST");
-        let address = self.loaded.tcp.ok_or_else(unset)?;
+        let at = self.loaded.at.as_ref().map_err(|why| Failure::new(Code::System, why.as_str()))?;
+        let mut addresses = at.sockets();
+        addresses.truncate(Places::MOST);
         let mut host = self.tcp.lock().unwrap_or_else(|e| e.into_inner());
         if let Some(host) = &*host {
             return Ok(host.clone());
@@ -518,7 +548,7 @@ impl Runtime {
             one_thread: false,
             tls: s.tls,
         };
-        let opened = Host::open(address, tuning).map_err(|e| Failure::new(Code::System, e.to_string()))?;
+        let opened = Host::open(&addresses, tuning).map_err(|e| Failure::new(Code::System, e.to_string()))?;
         Ok(host.insert(opened).clone())
     }
 
