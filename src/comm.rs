@@ -1,6 +1,7 @@
 //! A communicator: the ranks of a job, and the queue pairs between them.
 
 use std::collections::{BTreeSet, HashMap};
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -146,9 +147,9 @@ impl Comm {
                 let mesh = match rank {
                     0 => {
                         let at = membership.listens().expect("it has a rendezvous");
-                        let listener = listen_at(&at);
-                        listener.and_then(|listener| {
-                            Mesh::listen_tcp(job, size, (listener, &at), s.timeout, recover, terms, &may)
+                        let listeners = listen_at(&at);
+                        listeners.and_then(|listeners| {
+                            Mesh::listen_tcp(job, size, (listeners, &at), s.timeout, recover, terms, &may)
                         })
                     }
                     _ => Mesh::connect_tcp(job, rank, size, place, &s.host, s.timeout, recover, terms, &may),
@@ -162,13 +163,13 @@ impl Comm {
     /// Joins the communicator of an id as rank `rank` of `size`. Rank 0's process made the id, and the program handed it to
     /// the other ranks.
     ///
-    /// The ranks meet at the id's address.
+    /// The ranks meet at the first of the id's addresses that they reach.
     pub fn connect_with(context: &Context, id: &UniqueId, rank: u32, size: u32) -> Result<Comm> {
         context.here()?;
         check_rank(rank, size)?;
         let s = context.settings();
         let (job, recover) = (id.name(), s.recovery());
-        let listener = (rank == 0).then(|| context.inner.listeners.take(id)).transpose()?;
+        let listeners = (rank == 0).then(|| context.inner.listeners.take(id)).transpose()?;
         if size == 1 {
             return Comm::new(context.clone(), alone(s.timeout)?, recorder::announce(&job));
         }
@@ -177,10 +178,11 @@ impl Comm {
         let may = context.may(true)?;
         // The id carries a secret of its own.
         let secret = Secret::new(&id.key()).expect("32 bytes are enough");
-        let (place, terms) = (id.place().to_string(), Terms { secret, purpose: Purpose::MESH, tls: s.tls });
-        let mesh = match listener {
-            Some(listener) => {
-                Mesh::listen_tcp(&job, size, (listener, &place), s.timeout, recover, terms, &may)
+        let place = id.places().iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(",");
+        let terms = Terms { secret, purpose: Purpose::MESH, tls: s.tls };
+        let mesh = match listeners {
+            Some(listeners) => {
+                Mesh::listen_tcp(&job, size, (listeners, &place), s.timeout, recover, terms, &may)
             }
             None => Mesh::connect_tcp(&job, rank, size, &place, &s.host, s.timeout, recover, terms, &may),
         };

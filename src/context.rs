@@ -1,7 +1,7 @@
 //! A context: one device, one engine, and the settings for both.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::SocketAddr;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -129,7 +129,7 @@ pub(crate) struct Inner {
     _watch: Option<Watch>,
     rdma: Mutex<Option<Vec<Arc<Device>>>>,
     /// Where queue pairs over TCP meet their peers, by the address at which they listen.
-    tcp: Mutex<BTreeMap<IpAddr, Arc<Host>>>,
+    tcp: Mutex<BTreeMap<SocketAddr, Arc<Host>>>,
     /// Which of their streams can go on; made for the first one.
     readiness: Mutex<Option<Arc<Readiness>>>,
     /// The sockets of unique ids that rank 0 has not joined with yet.
@@ -380,7 +380,7 @@ impl Context {
 
     /// How a queue pair over TCP meets its peer: at `address`, where this process listens from the first call for that address
     /// on. `dials`: this end dials.
-    pub(crate) fn tcp(&self, address: IpAddr, dials: bool) -> Result<Box<dyn Meeting>> {
+    pub(crate) fn tcp(&self, address: SocketAddr, dials: bool) -> Result<Box<dyn Meeting>> {
         self.here()?;
         let mut readiness = self.inner.readiness.lock().unwrap_or_else(|e| e.into_inner());
         let readiness = match &*readiness {
@@ -398,7 +398,7 @@ impl Context {
             one_thread: s.drive != DriveChoice::Caller,
             tls: s.tls,
         };
-        let host = Host::open(address, tuning).map_err(|e| Error::Tcp(e.to_string()))?;
+        let host = Host::open(&[address], tuning).map_err(|e| Error::Tcp(e.to_string()))?;
         hosts.insert(address, host.clone());
         Ok(host.meeting(dials, readiness))
     }

@@ -194,6 +194,11 @@ macro_rules! settings {
                 self.set_named(name, value, Origin::Program)
             }
 
+            /// Sets one that something else says in its own way, as another program's variable, which errors then name.
+            pub fn set_from(&mut self, name: &str, value: &str, origin: Origin) -> Result<()> {
+                self.set_named(name, value, origin)
+            }
+
             /// Sets one that a flag of the command line gives. `name` is the flag's, without the dashes.
             pub fn set_flag(&mut self, name: &str, value: &str) -> Result<()> {
                 let flag = Key::of(name).map_or_else(|| name.to_owned(), Key::flag);
@@ -295,14 +300,14 @@ settings! {
     path_timeout: Duration = "1s", path_timeout, "0, or 100ms to 24h, as in 500ms or 2s; a number alone is milliseconds", "ms", Rdma;
     /// Where ranks of several hosts meet: rank 0 listens there; none: all ranks are on this host
     rendezvous: String = "none", rendezvous, "none or HOST:PORT ([ADDRESS]:PORT for IPv6)", "", Ranks;
-    /// Address at which this rank listens to others; auto is the one that reaches the rendezvous
-    host: String = "auto", host, "auto or an IP address of this host", "", Ranks;
+    /// Address at which this rank listens to others; auto: the one that reaches the rendezvous first, then others of this host's interfaces
+    host: String = "auto", host, "auto or an IP address of this host (fe80::1%eth0 for a link-local one)", "", Ranks;
     /// File with the secret that all ranks prove to know before they are let in; the variable PUSHGATE_SECRET, which has a secret itself, comes before it; none: other hosts can't connect
     secret_file: PathBuf = "none", path, "none or a path", "", Ranks;
     /// Encrypts the connections over which ranks of several hosts meet, and sockets of the NCCL plugin (TLS 1.3); RDMA is not encrypted
     tls: bool = "false", switch, "true or false", "", Ranks;
     /// RDMA device; auto is the best that has an address (in the NCCL plugin all as good), near all of those nearest to the GPU, up to 4
-    ib_dev: String = "auto", device_names, "auto, near, a device's name as in rxe0 or mlx5_0, or up to 4 names with commas between them (32 in the NCCL plugin)", "", Rdma;
+    ib_dev: String = "auto", device_names, "auto, near, a device's name as in rxe0 or mlx5_0, or up to 4 names with commas between them (32 in the NCCL plugin); whole names, the port is ib-port", "", Rdma;
     /// Port of the RDMA device
     ib_port: u32 = "1", number(1, 255), "1 to 255", "", Rdma;
     /// Entry of the port's GID table; auto takes RoCE v2 first
@@ -628,8 +633,8 @@ mod tests {
     fn values_of_every_kind() {
         let mut s = Settings::default();
         let good = [
-            ("rendezvous", "none node0:7000 10.0.0.1:1 [2001:db8::1]:65535"),
-            ("host", "auto 10.0.0.1 2001:db8::1 127.0.0.1"),
+            ("rendezvous", "none node0:7000 10.0.0.1:1 [2001:db8::1]:65535 [fe80::1%eth0]:7000"),
+            ("host", "auto 10.0.0.1 2001:db8::1 127.0.0.1 fe80::1%eth0 fe80::1"),
             ("secret-file", "none /etc/pushgate.secret"),
             ("tls", "true false 1 0"),
             ("ib-dev", "auto near rxe0 mlx5_0 mlx5_0,mlx5_1 a,b,c,d,e,f,g,h"),
@@ -664,8 +669,8 @@ mod tests {
                 "rendezvous",
                 "node0 :7000 node0: node0:0 node0:65536 2001:db8::1:7000 [node0]:1 http://node0:1 node0:+1",
             ),
-            ("host", "none node0 0.0.0.0 :: 10.0.0.1:7000"),
-            ("ib-dev", "../x a/b . , a, ,a a,auto near,a a,a"),
+            ("host", "none node0 0.0.0.0 :: 10.0.0.1:7000 fe80::1% 10.0.0.1%eth0"),
+            ("ib-dev", "../x a/b . , a, ,a a,auto near,a a,a =mlx5_0 ^mlx5_0 mlx5_0:1"),
             ("ib-port", "0 256 auto +1"),
             ("gid-index", "none 256 -1"),
             ("ib-mtu", "none 0 1500 8192"),

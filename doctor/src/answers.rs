@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::Path;
 
+use pushgate_proxy::addresses::{Held, Interface, split};
 use pushgate_proxy::link::verbs::PortState;
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +37,9 @@ pub struct Answers {
     nccl: Nccl,
     /// Earlier releases say nothing.
     #[serde(default)]
+    interfaces: Read<Vec<Interface>>,
+    /// Earlier releases say nothing.
+    #[serde(default)]
     compute_modes: Read<Vec<u32>>,
 }
 
@@ -63,6 +67,13 @@ impl From<&Port> for PortState {
         let Port { active, mtu, max_mtu, lid, ethernet, message, in_order } = *port;
         PortState { active, mtu, max_mtu, lid, ethernet, message, in_order }
     }
+}
+
+/// An interface without what tells its host from others.
+fn stood_in(interface: Interface, stand: &StandIns<'_>) -> Interface {
+    let held = |held: Held| Held { ip: stand.ip(held.ip), ..held };
+    let addresses = interface.addresses.into_iter().map(held).collect();
+    Interface { name: stand.name(&interface.name), addresses, ..interface }
 }
 
 impl Answers {
@@ -103,6 +114,7 @@ impl Answers {
             }
         }
         (r.host.readv, r.host.memfd, r.host.shm) = (self.readv.clone(), self.memfd.clone(), self.shm.clone());
+        r.host.interfaces = self.interfaces.clone();
         r.module.devices = self.module.clone();
         r.rdma_cm = self.rdma_cm.clone().unwrap_or_default();
         r.nccl = self.nccl.clone();
@@ -125,6 +137,13 @@ impl Answers {
             pushgate: env!("CARGO_PKG_VERSION").into(),
             wants: Wants {
                 devices: r.wants.devices.iter().map(|name| stand.name(name)).collect(),
+                host: r.wants.host.as_deref().map(|host| match split(host) {
+                    Some((ip, zone)) => {
+                        let zone = zone.map(|zone| format!("%{}", stand.name(zone))).unwrap_or_default();
+                        format!("{}{zone}", stand.ip(ip))
+                    }
+                    None => stand.text(host),
+                }),
                 settings: match &r.wants.settings {
                     Ok(from) => Ok(stand.text(from)),
                     Err(why) => Err(stand.text(why)),
@@ -150,6 +169,9 @@ impl Answers {
             readv: stand.read(&r.host.readv),
             memfd: stand.read(&r.host.memfd),
             shm: stand.read(&r.host.shm),
+            interfaces: stand
+                .read(&r.host.interfaces)
+                .then(|all| Ok(all.into_iter().map(|interface| stood_in(interface, stand)).collect())),
             module: devices.collect(),
             rdma_cm: Some(RdmaCm {
                 module: stand.read(&r.rdma_cm.module),

@@ -82,7 +82,7 @@ fn plain(text: &str) -> String {
 pub struct Report {
     /// This release.
     pub version: &'static str,
-    /// The kind of queue pair that was looked for: `local` or `verbs`; of the path to another host the setting `qp`.
+    /// The kind of queue pair that was looked for: the setting `qp`.
     pub queue_pair: &'static str,
     /// What was looked for, in a sentence, and how to look for RDMA where nobody asked for it.
     pub looked_for: String,

@@ -19,7 +19,7 @@ mod stand_ins;
 pub use checks::{CHECKS, Check, Part};
 pub use finding::{Finding, Report, Status};
 pub use read::Roots;
-pub use readings::{HugePages, Readings, Wants, Window};
+pub use readings::{HugePages, QueuePairs, Readings, Wants, Window};
 
 /// The checks of these names, all if there are none. An unknown one is a sentence.
 pub fn named(names: &[String]) -> Result<Vec<&'static Check>, String> {
@@ -58,7 +58,7 @@ pub fn judge(checks: &[&Check], readings: &Readings) -> Report {
     });
     let looked_at_rdma = checks.iter().any(|check| check.parts.contains(&Part::Rdma));
     Report {
-        queue_pair: if readings.wants.verbs { "verbs" } else { "local" },
+        queue_pair: readings.wants.qp.name(),
         looked_for: looked_for(readings, looked_at_rdma),
         ..Report::new(findings.collect())
     }
@@ -67,7 +67,6 @@ pub fn judge(checks: &[&Check], readings: &Readings) -> Report {
 /// What was looked for, and how to look for RDMA where nobody asked for it.
 fn looked_for(readings: &Readings, looked_at_rdma: bool) -> String {
     let wants = &readings.wants;
-    let ask = "`pushgate doctor --qp verbs` asks for RDMA, which ranks of several hosts need";
     match (&wants.devices[..], wants.verbs) {
         ([device], true) => {
             format!("Looked for what queue pairs of the kind verbs (RDMA) need, on the device {device}.")
@@ -83,8 +82,13 @@ fn looked_for(readings: &Readings, looked_at_rdma: bool) -> String {
                 Some(devices) if !devices.is_empty() => "",
                 _ => " This host has no RDMA device.",
             };
+            let kinds = match wants.qp {
+                QueuePairs::Local => "of the kind local need, which join ranks of one host",
+                QueuePairs::Tcp => "of the kind tcp need, which join ranks of any hosts",
+                _ => "of the kinds local and tcp need: local joins ranks of one host, tcp those of several",
+            };
             format!(
-                "Looked for what queue pairs of the kind local need, which join ranks of one host.{devices} {ask}."
+                "Looked for what queue pairs {kinds}.{devices} `pushgate doctor --qp verbs` asks for RDMA."
             )
         }
     }
@@ -99,18 +103,30 @@ mod tests {
         let said = |readings: &Readings| judge(&CHECKS.iter().collect::<Vec<_>>(), readings);
         let mut readings = Readings::default();
         let report = said(&readings);
-        assert_eq!(report.queue_pair, "local");
+        assert_eq!(report.queue_pair, "auto");
         assert_eq!(
             report.looked_for,
-            "Looked for what queue pairs of the kind local need, which join ranks of one host. This host has no \
-             RDMA device. `pushgate doctor --qp verbs` asks for RDMA, which ranks of several hosts need."
+            "Looked for what queue pairs of the kinds local and tcp need: local joins ranks of one host, tcp those of \
+             several. This host has no RDMA device. `pushgate doctor --qp verbs` asks for RDMA."
         );
         let text = report.text();
         assert_eq!(text.lines().rev().nth(1), Some(&*report.looked_for), "{text}");
         // Checks that look at no RDMA device know of none.
         let module = judge(&named(&["module".into()]).unwrap(), &readings);
         assert!(!module.looked_for.contains("has no RDMA"), "{}", module.looked_for);
-        readings.wants.verbs = true;
+        for (qp, says) in [
+            (QueuePairs::Tcp, "of the kind tcp need, which join ranks of any hosts."),
+            (QueuePairs::Local, "of the kind local need, which join ranks of one host."),
+        ] {
+            readings.wants.qp = qp;
+            let report = said(&readings);
+            assert!(
+                report.queue_pair == qp.name() && report.looked_for.contains(says),
+                "{}",
+                report.looked_for
+            );
+        }
+        (readings.wants.verbs, readings.wants.qp) = (true, QueuePairs::Verbs);
         let report = said(&readings);
         assert_eq!((report.queue_pair, report.failed), ("verbs", 1));
         assert_eq!(

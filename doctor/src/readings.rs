@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use pushgate_proxy::addresses::Interface;
 use pushgate_proxy::link::verbs::PortState;
 use pushgate_proxy::link::verbs::gid::GidEntry;
 use pushgate_proxy::link::verbs::kinds::Protocol;
@@ -71,11 +72,43 @@ pub enum HugePages {
     Require,
 }
 
+/// Which queue pairs the settings ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum QueuePairs {
+    /// Those that go, for each pair of ranks.
+    #[default]
+    Auto,
+    /// Between ranks of one host.
+    Local,
+    /// Over RDMA.
+    Verbs,
+    /// Over TCP.
+    Tcp,
+}
+
+impl QueuePairs {
+    /// As the setting `qp` has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            QueuePairs::Auto => "auto",
+            QueuePairs::Local => "local",
+            QueuePairs::Verbs => "verbs",
+            QueuePairs::Tcp => "tcp",
+        }
+    }
+}
+
 /// What the settings in force ask of the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wants {
     /// Queue pairs are `verbs`.
     pub verbs: bool,
+    /// What `qp` is.
+    #[serde(default)]
+    pub qp: QueuePairs,
+    /// The address at which other hosts reach this one, if one is named.
+    #[serde(default)]
+    pub host: Option<String>,
     /// The window.
     pub window: Window,
     /// Bytes of a window.
@@ -114,6 +147,8 @@ impl Default for Wants {
     fn default() -> Self {
         Wants {
             verbs: false,
+            qp: QueuePairs::Auto,
+            host: None,
             window: Window::Memory,
             window_size: 1 << 20,
             net_window_size: 4 << 20,
@@ -332,6 +367,8 @@ pub struct Host {
     pub memfd: Read<()>,
     /// /dev/shm: all and free bytes.
     pub shm: Read<(u64, u64)>,
+    /// The network interfaces of this namespace with their addresses.
+    pub interfaces: Read<Vec<Interface>>,
     /// The cgroup's limits that are set, the tightest of all levels.
     pub cgroup: Cgroup,
 }

@@ -9,9 +9,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use pushgate_doctor::readings::{Dcb, Plugin, Read};
 use pushgate_doctor::{
-    CHECKS, Finding, HugePages, Part, Readings, Report, Roots, Status, Wants, Window, archive, judge, look,
-    named, read,
+    CHECKS, Finding, HugePages, Part, QueuePairs, Readings, Report, Roots, Status, Wants, Window, archive,
+    judge, look, named, read,
 };
+use pushgate_proxy::addresses::{Held, Interface};
 use pushgate_proxy::link::verbs::PortState;
 
 /// A host on which all is well: a GPU and a RoCE NIC below bridges of their own, the module, limits.
@@ -260,6 +261,7 @@ fn said(r: &mut Readings) {
     r.module.devices =
         vec![("/dev/pushgate".into(), Ok((1, false))), ("/dev/pushgate0".into(), Ok((1, true)))];
     r.rdma_cm.library = Read::Is(());
+    addresses_of_eth9(r, &["fe80::ff:fe00:1", "10.1.2.3", "fd00::9"]);
     r.host.readv = Read::Is(());
     r.host.memfd = Read::Is(());
     r.host.shm = Read::Is((8 << 30, 8 << 30));
@@ -272,6 +274,28 @@ fn said(r: &mut Readings) {
         name: "pushgate".into(),
         tables: vec![12, 11, 10, 9, 8],
     });
+}
+
+/// The interfaces are the loopback device and one with these addresses.
+fn addresses_of_eth9(r: &mut Readings, addresses: &[&str]) {
+    let interface = |index, name: &str, addresses: &[&str]| Interface {
+        index,
+        name: name.into(),
+        up: true,
+        loopback: name == "lo",
+        addresses: addresses
+            .iter()
+            .map(|ip| Held {
+                ip: ip.parse().unwrap(),
+                prefix: 24,
+                usable: true,
+                passing: false,
+                routed: false,
+            })
+            .collect(),
+    };
+    let all = vec![interface(1, "lo", &["127.0.0.1", "::1"]), interface(2, "eth9", addresses)];
+    r.host.interfaces = Read::Is(all);
 }
 
 struct Case {
@@ -330,6 +354,26 @@ cases! {
     "settings" Passed "defaults" |_| {};
     "settings" Failed "slots is 3" |h| h.wants.settings = Err("slots is 3".into());
 
+    "tcp-address" Passed "others connect to this host at 10.1.2.3 (eth9), fd00::9 (eth9)" |_| {};
+    "tcp-address" Passed "at fe80::ff:fe00:1%eth9" |h| h.live = |r| addresses_of_eth9(r, &["fe80::ff:fe00:1"]);
+    "tcp-address" Failed "eth9 has no address; set PUSHGATE_HOST" |h| h.live = |r| addresses_of_eth9(r, &[]);
+    "tcp-address" Failed "127.0.0.1 (lo), which no other host reaches" |h| {
+        h.wants.verbs = false;
+        h.wants.qp = QueuePairs::Tcp;
+        h.live = |r| addresses_of_eth9(r, &[]);
+    };
+    "tcp-address" Warned "to ranks of this host alone" |h| {
+        h.wants.verbs = false;
+        h.wants.qp = QueuePairs::Auto;
+        h.live = |r| addresses_of_eth9(r, &[]);
+    };
+    "tcp-address" Failed "no interface has that address" |h| h.wants.host = Some("10.7.7.7".into());
+    "tcp-address" Warned "netlink refuses" |h| {
+        h.live = |r| r.host.interfaces = Read::Unreadable("netlink refuses: no".into());
+    };
+    "tcp-address" NotApplicable "not looked at" |h| h.live = |r| r.host.interfaces = Read::Absent;
+    "tcp-address" NotApplicable "needs no address" |h| h.wants.qp = QueuePairs::Local;
+
     "rdma-devices" Passed "channel adapter on PCI" |_| {};
     "rdma-devices" Passed "channel adapter on PCI" |h| {
         // A sub-function: an auxiliary device below the function.
@@ -339,7 +383,7 @@ cases! {
         symlink(aux, h.path("N/infiniband/mlx5_0/device")).unwrap();
     };
     "rdma-devices" Passed "channel adapter in software" |h| h.write("N/infiniband/mlx5_0/parent", b"eth9\n");
-    "rdma-devices" NotApplicable "qp = local needs none" no_rdma;
+    "rdma-devices" NotApplicable "qp = local and qp = tcp need none" no_rdma;
     "rdma-devices" Failed "modprobe" |h| h.remove("sys/class/infiniband");
     "rdma-devices" Failed "this host has mlx5_0" |h| h.wants.devices = vec!["rxe7".into()];
     "rdma-devices" Passed "an iWARP device on PCI" iwarp;

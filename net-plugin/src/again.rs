@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::log::Foreign;
 use pushgate_driver_shim::versions::Versions;
+use pushgate_proxy::addresses::Places;
 use pushgate_proxy::door::{Door, Secret, Terms};
 use pushgate_proxy::redial::{self, Answer, Party};
 use serde::{Deserialize, Serialize};
@@ -37,7 +38,8 @@ const LATE: Duration = Duration::from_secs(10);
 /// What an end tells in its greeting, so that the other end can dial it again.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub struct Place {
-    pub at: SocketAddr,
+    /// The addresses of the process's socket.
+    pub at: Places,
     pub token: Nonce,
     /// What the socket's door asks for.
     key: [u8; 16],
@@ -47,12 +49,21 @@ impl Place {
     /// Some place.
     #[cfg(test)]
     pub fn of_a_test() -> Place {
-        Place { at: "127.0.0.1:1".parse().expect("an address"), token: [3; 16], key: [9; 16] }
+        Place { at: SocketAddr::from(([127, 0, 0, 1], 1)).into(), token: [3; 16], key: [9; 16] }
     }
 
     /// What both ends of a socket that is dialled there agree on.
     pub fn terms(&self, tls: bool) -> Terms {
         handle::Key(self.key).terms(tls)
+    }
+
+    /// With that address alone at which the other end of a connection is known to be reached, if it is one of the place's.
+    pub fn reached(mut self, peer: SocketAddr) -> Place {
+        let same = |at: &SocketAddr| at.ip().to_canonical() == peer.ip().to_canonical();
+        if let Some(at) = self.at.all().into_iter().find(same) {
+            self.at = at.into();
+        }
+        self
     }
 
     /// With the key hidden by a secret that both ends of the connection know, and shown again by a second call. A token belongs to
@@ -129,8 +140,8 @@ impl Party for Ends {
         key.dials
     }
 
-    fn place(&self, key: Key) -> SocketAddr {
-        key.other.at
+    fn places(&self, key: Key) -> Vec<SocketAddr> {
+        key.other.at.all()
     }
 
     fn terms(&self, key: Key) -> Terms {
@@ -156,12 +167,13 @@ impl Party for Ends {
 }
 
 /// Starts to listen for those who dial again. `tls`: sockets are encrypted.
-pub fn listen(listener: TcpListener, recover: Duration, tls: bool) -> Result<(Again, Here)> {
+pub fn listen(listeners: Vec<TcpListener>, recover: Duration, tls: bool) -> Result<(Again, Here)> {
     let key = random()?;
     let listening = Failure::system("listening for those who dial again");
-    let opened = Door::on(listener, handle::Key(key).terms(tls), redial::limits(GREETINGS));
+    let opened = Door::on_all(listeners, handle::Key(key).terms(tls), redial::limits(GREETINGS));
     let door = opened.map_err(listening)?;
-    let at = door.local_addr().map_err(Failure::system("listening for those who dial again"))?;
+    let at = door.local_addrs().map_err(Failure::system("listening for those who dial again"))?;
+    let at = Places::of(&at).expect("a door listens somewhere");
     let tokens = Arc::new(Tokens::default());
     let again = Again::new(door, Ends { tokens: tokens.clone(), tls }, recover);
     Ok((again, Here { at, key, tokens, recover }))
@@ -169,7 +181,7 @@ pub fn listen(listener: TcpListener, recover: Duration, tls: bool) -> Result<(Ag
 
 /// Where this process is dialled again.
 pub struct Here {
-    at: SocketAddr,
+    at: Places,
     key: [u8; 16],
     tokens: Arc<Tokens>,
     recover: Duration,

@@ -4,11 +4,9 @@
 //! can be dialed from here: abstract names belong to a network namespace, and the kernel tells the peer's user. So two
 //! containers of a host that do not share what `local` needs are taken for two hosts.
 
-use std::net::{SocketAddr, TcpStream};
-use std::os::fd::AsFd;
-
 use pushgate::settings::{QpKind, Transport};
 use pushgate_driver_shim::closing::PeerStream;
+use pushgate_proxy::addresses::{Places, REMEDY};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
@@ -20,20 +18,20 @@ use crate::loaded::Loaded;
 use crate::stream::Stream;
 
 /// What a connector knows of itself.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct Here<'a> {
     pub qp: QpKind,
     pub identity: &'a Identity,
     /// Why `verbs` is not possible from here, if it is not.
     pub no_rdma: Option<&'a str>,
-    /// `tcp` is possible from here.
-    pub tcp: bool,
+    /// Why `tcp` is not possible from here, if it is not.
+    pub no_tcp: Option<String>,
 }
 
 impl<'a> Here<'a> {
     pub fn of(loaded: &'a Loaded) -> Self {
         let Loaded { settings, identity, no_rdma, .. } = loaded;
-        Here { qp: settings.qp, identity, no_rdma: no_rdma.as_deref(), tcp: loaded.tcp.is_some() }
+        Here { qp: settings.qp, identity, no_rdma: no_rdma.as_deref(), no_tcp: loaded.no_tcp() }
     }
 }
 
@@ -42,8 +40,8 @@ impl<'a> Here<'a> {
 pub enum Dial {
     /// The Unix socket, for a `local` queue pair.
     Unix,
-    /// This address, for a queue pair over that transport: `verbs` or `tcp`.
-    Tcp(SocketAddr, Transport),
+    /// These addresses, for a queue pair over that transport: `verbs` or `tcp`.
+    Tcp(Places, Transport),
 }
 
 /// Chooses what to dial, and says why. `not_local`: why the Unix socket led nowhere, once it was dialed. The failure names
@@ -70,15 +68,19 @@ pub fn choose(here: Here<'_>, handle: &Handle, not_local: Option<&str>) -> Resul
     };
     match (handle.tcp, no_rdma) {
         (Some(to), None) => Ok((Dial::Tcp(to, Transport::Verbs), not_local)),
-        (Some(to), Some(why)) if here.tcp && handle.between.tcp => {
+        (Some(to), Some(why)) if here.no_tcp.is_none() && handle.between.tcp => {
             Ok((Dial::Tcp(to, Transport::Tcp), format!("{not_local}, and {why}")))
         }
         (_, why) => {
             let why = why.unwrap_or_else(|| format!("host {theirs} listens at no address"));
+            let no_tcp = match here.no_tcp {
+                Some(why) => format!("host {own} takes no tcp ({why})"),
+                None => format!("host {theirs} offers no tcp, as the log of a rank there says"),
+            };
             let why = format!(
-                "local queue pairs do not go there ({not_local}), {why}, and both ends do not take tcp; set qp alike on all \
-                 ranks: PUSHGATE_QP=auto takes tcp where there is no RDMA device, verbs needs one on each host \
-                 (`pushgate doctor --qp verbs` says what is missing)"
+                "local queue pairs do not go there ({not_local}), {why}, and {no_tcp}; set qp alike on all ranks: \
+                 PUSHGATE_QP=auto takes tcp where there is no RDMA device, verbs needs one on each host (`pushgate doctor --qp \
+                 verbs` says what is missing); for tcp, on each host {REMEDY}"
             );
             unreachable(Code::System, why)
         }
@@ -117,17 +119,6 @@ pub fn dial_unix(nonce: &Nonce) -> Result<Dialed> {
     })
 }
 
-/// Begins to connect over TCP.
-pub fn dial_tcp(to: SocketAddr) -> Result<TcpStream> {
-    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(family, SocketType::STREAM, flags, None).map_err(Failure::system("socket"))?;
-    match rustix::net::connect(socket.as_fd(), &to) {
-        Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(socket.into()),
-        Err(e) => Err(Failure::new(Code::Remote, format!("making a connection: {to} can't be reached: {e}"))),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -135,8 +126,8 @@ mod tests {
     use crate::listening::Sockets;
     use crate::runtime::Runtime;
 
-    fn to() -> SocketAddr {
-        "10.1.2.3:4567".parse().unwrap()
+    fn to() -> Places {
+        "10.1.2.3:4567".parse::<std::net::SocketAddr>().unwrap().into()
     }
 
     fn handle(unix: bool, verbs: bool, tcp: bool, listener: Identity) -> Handle {
@@ -147,9 +138,10 @@ mod tests {
     /// What is dialed first, and what if that is the Unix socket and leads nowhere.
     fn both(qp: QpKind, no_rdma: Option<&str>, handle: &Handle) -> [Result<Dial, String>; 2] {
         let identity = Identity::here();
-        let tcp = matches!(qp, QpKind::Auto | QpKind::Tcp);
+        let no_tcp = (!matches!(qp, QpKind::Auto | QpKind::Tcp)).then(|| format!("qp = {qp} here"));
         [None, Some("the socket's name: refused")].map(|not_local| {
-            let chosen = choose(Here { qp, identity: &identity, no_rdma, tcp }, handle, not_local);
+            let chosen =
+                choose(Here { qp, identity: &identity, no_rdma, no_tcp: no_tcp.clone() }, handle, not_local);
             chosen.map(|(dial, _)| dial).map_err(|e| e.text)
         })
     }
@@ -195,6 +187,12 @@ mod tests {
             QpKind::Auto,
             missing,
             &handle(true, true, false, other),
+            &["node7 offers no tcp", "PUSHGATE_HOST"],
+        );
+        refused(
+            QpKind::Auto,
+            missing,
+            &handle(true, true, false, other),
             &[process, "node7 is another host", &lacks, remedy],
         );
         refused(
@@ -218,6 +216,18 @@ mod tests {
         refused(QpKind::Local, None, &handle(false, true, false, here), &["neither auto nor local there"]);
         let beside = Identity { boot_id: here.boot_id, ..other };
         refused(QpKind::Local, None, &handle(true, true, true, beside), &["the socket's name: refused"]);
+    }
+
+    #[test]
+    fn a_rank_without_an_address_says_at_the_failure_why_it_takes_no_tcp() {
+        let identity = Identity { pid: 1, ..Identity::here() };
+        let other = Identity { boot_id: [7; 16], ..identity };
+        let no_tcp = Some("no interface has an address: eth0 is down".to_owned());
+        let here =
+            Here { qp: QpKind::Auto, identity: &identity, no_rdma: Some("this host has none"), no_tcp };
+        let why = choose(here, &handle(true, false, true, other), None).unwrap_err().text;
+        assert!(why.contains("takes no tcp (no interface has an address: eth0 is down)"), "{why}");
+        assert!(why.contains("PUSHGATE_HOST"), "{why}");
     }
 
     #[test]

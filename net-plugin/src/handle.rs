@@ -4,26 +4,27 @@
 //!
 //! | bytes | content |
 //! | --- | --- |
-//! | 0 to 7 | "PGNCCLH3"; its last character is the version |
+//! | 0 to 7 | "PGNCCLH4"; its last character is the version |
 //! | 8 | where it listens: 1, a Unix socket, for `local` queue pairs; 2, TCP; 3, both |
 //! | 9 | for whom it listens over TCP: 1, `verbs` queue pairs; 2, `tcp`; 3, both; 0 without TCP |
-//! | 10 to 11 | TCP: port |
-//! | 12 to 15 | TCP: scope of a link-local address |
-//! | 16 to 31 | key: made for this listener. Over TCP both ends prove that they know the key; what names the Unix socket and stands in greetings follows from the key |
-//! | 32 to 47 | TCP: IPv6 address, or an IPv4 address mapped into it |
-//! | 48 to 63 | boot id of the listener's host |
-//! | 64 to 67 | process number of the listener |
-//! | 68 to 99 | name of the listener's host, behind it zeros |
+//! | 10 to 11 | TCP: port, the same at all addresses |
+//! | 12 to 27 | key: made for this listener. Over TCP both ends prove that they know the key; what names the Unix socket and stands in greetings follows from the key |
+//! | 28 to 43 | boot id of the listener's host |
+//! | 44 to 47 | process number of the listener |
+//! | 48 to 67 | name of the listener's host, behind it zeros |
+//! | 68 to 103 | TCP: addresses in the order in which they are to be tried, as many as there is room for, behind them zeros. Each begins with its kind: 1, IPv4; 2, IPv6; 3, link-local IPv6, of which the last 8 bytes follow |
 //! | 104 to 111 | checksum of the bytes before |
 //! | 112 to 119 | not carried: the connector's own mark in its copy, 0 at first |
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ops::Range;
 
 use pushgate_driver_shim::versions::Versions;
+use pushgate_proxy::addresses::Places;
 use pushgate_proxy::door::{Purpose, Secret, Terms};
 
 use crate::error::{Code, Failure, Result};
-use crate::identity::{Identity, NAME};
+use crate::identity::Identity;
 
 /// Versions that this build speaks of everything that the two ends say to each other.
 pub const VERSIONS: Versions = Versions::new(6, 6);
@@ -31,13 +32,24 @@ pub const VERSIONS: Versions = Versions::new(6, 6);
 /// The size of a handle, `NCCL_NET_HANDLE_MAXSIZE`.
 pub const BYTES: usize = 128;
 
-const MAGIC: [u8; 8] = *b"PGNCCLH3";
+const MAGIC: [u8; 8] = *b"PGNCCLH4";
 const UNIX: u8 = 1;
 const TCP: u8 = 2;
 const VERBS: u8 = 1;
 const LINKS: u8 = 2;
+const V4: u8 = 1;
+const V6: u8 = 2;
+const LINK: u8 = 3;
+/// The first half of a link-local address.
+const LINK_PREFIX: [u8; 8] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0];
+const KEY: Range<usize> = 12..28;
+const BOOT: Range<usize> = 28..44;
+const PID: Range<usize> = 44..48;
+/// A host's name has room for fewer bytes than it may have.
+const NAME: Range<usize> = 48..68;
+const ADDRESSES: Range<usize> = 68..CHECKED;
 const CHECKED: usize = 104;
-const MARK: std::ops::Range<usize> = 112..120;
+const MARK: Range<usize> = 112..120;
 
 /// 16 random bytes that name something.
 pub type Nonce = [u8; 16];
@@ -90,8 +102,8 @@ pub struct Handle {
     pub key: Key,
     /// It listens at the Unix socket that is named after the key's nonce, in its network namespace.
     pub unix: bool,
-    /// It listens at this address.
-    pub tcp: Option<SocketAddr>,
+    /// It listens at these addresses.
+    pub tcp: Option<Places>,
     /// Queue pairs over RDMA, and those over TCP, can be made there.
     pub between: Between,
     pub listener: Identity,
@@ -112,24 +124,26 @@ impl Handle {
     pub fn encode(&self) -> [u8; BYTES] {
         let mut h = [0; BYTES];
         h[..8].copy_from_slice(&MAGIC);
-        h[16..32].copy_from_slice(&self.key.0);
+        h[KEY].copy_from_slice(&self.key.0);
         if self.unix {
             h[8] |= UNIX;
         }
         if let Some(tcp) = self.tcp {
             h[8] |= TCP;
             h[9] = if self.between.verbs { VERBS } else { 0 } | if self.between.tcp { LINKS } else { 0 };
-            h[10..12].copy_from_slice(&tcp.port().to_le_bytes());
-            let (ip, scope) = match tcp {
-                SocketAddr::V4(v4) => (v4.ip().to_ipv6_mapped(), 0),
-                SocketAddr::V6(v6) => (*v6.ip(), v6.scope_id()),
-            };
-            h[12..16].copy_from_slice(&scope.to_le_bytes());
-            h[32..48].copy_from_slice(&ip.octets());
+            h[10..12].copy_from_slice(&tcp.first().port().to_le_bytes());
+            let mut at = ADDRESSES.start;
+            for entry in tcp.all().iter().map(entry) {
+                let end = at + entry.len();
+                if end <= ADDRESSES.end {
+                    h[at..end].copy_from_slice(&entry);
+                    at = end;
+                }
+            }
         }
-        h[48..64].copy_from_slice(&self.listener.boot_id);
-        h[64..68].copy_from_slice(&self.listener.pid.to_le_bytes());
-        h[68..68 + NAME].copy_from_slice(&self.listener.name);
+        h[BOOT].copy_from_slice(&self.listener.boot_id);
+        h[PID].copy_from_slice(&self.listener.pid.to_le_bytes());
+        h[NAME].copy_from_slice(&self.listener.name[..NAME.len()]);
         seal(&mut h);
         h
     }
@@ -155,23 +169,62 @@ impl Handle {
         if h[9] > VERBS | LINKS || (h[9] != 0) != (h[8] & TCP != 0) {
             return wrong(format!("its kind is {} with queue pairs {}", h[8], h[9]));
         }
-        let sixteen = |at: usize| -> [u8; 16] { h[at..at + 16].try_into().expect("sixteen bytes") };
-        let word = |at: usize| u32::from_le_bytes(h[at..at + 4].try_into().expect("four bytes"));
+        let sixteen = |at: Range<usize>| -> [u8; 16] { h[at].try_into().expect("sixteen bytes") };
         let port = u16::from_le_bytes([h[10], h[11]]);
-        let ip = Ipv6Addr::from(sixteen(32));
-        let tcp = match IpAddr::V6(ip).to_canonical() {
-            IpAddr::V4(v4) => (v4, port).into(),
-            IpAddr::V6(v6) => SocketAddrV6::new(v6, port, 0, word(12)).into(),
+        let Some(all) = entries(&h[ADDRESSES], port) else {
+            return wrong("its addresses make no sense".into());
         };
-        let name = h[68..68 + NAME].try_into().expect("as long as a name");
+        let tcp = Places::of(&all);
+        if tcp.is_some() != (h[8] & TCP != 0) {
+            return wrong(format!("its kind is {} with {} addresses", h[8], all.len()));
+        }
+        let mut name = [0; crate::identity::NAME];
+        name[..NAME.len()].copy_from_slice(&h[NAME]);
         Ok(Handle {
-            key: Key(sixteen(16)),
+            key: Key(sixteen(KEY)),
             unix: h[8] & UNIX != 0,
-            tcp: (h[8] & TCP != 0).then_some(tcp),
+            tcp,
             between: Between { verbs: h[9] & VERBS != 0, tcp: h[9] & LINKS != 0 },
-            listener: Identity { boot_id: sixteen(48), pid: word(64), name },
+            listener: Identity {
+                boot_id: sixteen(BOOT),
+                pid: u32::from_le_bytes(h[PID].try_into().expect("four bytes")),
+                name,
+            },
         })
     }
+}
+
+/// An address as it stands in a handle. The number of its interface stays behind: it says nothing at another host.
+fn entry(at: &SocketAddr) -> Vec<u8> {
+    match at.ip().to_canonical() {
+        IpAddr::V4(ip) => [&[V4][..], &ip.octets()].concat(),
+        IpAddr::V6(ip) => match ip.octets().strip_prefix(&LINK_PREFIX) {
+            Some(rest) => [&[LINK][..], rest].concat(),
+            None => [&[V6][..], &ip.octets()].concat(),
+        },
+    }
+}
+
+/// The addresses of a handle; nothing where they make no sense.
+fn entries(mut bytes: &[u8], port: u16) -> Option<Vec<SocketAddr>> {
+    let mut all = Vec::new();
+    while let Some((kind, rest)) = bytes.split_first().filter(|(kind, _)| **kind != 0) {
+        let length = match *kind {
+            V4 => 4,
+            V6 => 16,
+            LINK => 8,
+            _ => return None,
+        };
+        let (ip, rest) = rest.split_at_checked(length)?;
+        let ip = match *kind {
+            V4 => IpAddr::from(Ipv4Addr::from(<[u8; 4]>::try_from(ip).ok()?)),
+            V6 => Ipv6Addr::from(<[u8; 16]>::try_from(ip).ok()?).into(),
+            _ => Ipv6Addr::from(<[u8; 16]>::try_from([&LINK_PREFIX[..], ip].concat()).ok()?).into(),
+        };
+        all.push((ip, port).into());
+        bytes = rest;
+    }
+    Some(all)
 }
 
 /// The connector's mark in its copy of a handle.
@@ -190,16 +243,19 @@ mod tests {
 
     #[test]
     fn a_handle_is_read_back_and_garbage_is_refused() {
-        let address = |text: &str| text.parse::<SocketAddr>().unwrap();
-        let link_local = SocketAddrV6::new("fe80::1".parse().unwrap(), 9, 0, 3).into();
+        let mut name = [0; crate::identity::NAME];
+        name[..5].copy_from_slice(b"node7");
+        let listener = Identity { boot_id: [7; 16], pid: 12, name };
+        let places =
+            |all: &[&str]| Places::of(&all.iter().map(|at| at.parse().unwrap()).collect::<Vec<SocketAddr>>());
         for (unix, tcp) in [
             (true, None),
-            (false, Some(address("10.1.2.3:4567"))),
-            (true, Some(address("[2001:db8::5]:1"))),
-            (true, Some(link_local)),
+            (false, places(&["10.1.2.3:4567"])),
+            (true, places(&["[2001:db8::5]:1", "[2001:db8::6]:1"])),
+            (true, places(&["10.1.2.3:9", "10.2.2.3:9", "[fe80::1]:9", "10.3.2.3:9"])),
         ] {
             let between = Between { verbs: tcp.is_some(), tcp: tcp.is_some() && unix };
-            let handle = Handle { key: Key([0xab; 16]), unix, tcp, between, listener: Identity::here() };
+            let handle = Handle { key: Key([0xab; 16]), unix, tcp, between, listener };
             let mut bytes = handle.encode();
             assert_eq!(Handle::decode(&bytes).unwrap(), handle);
             set_mark(&mut bytes, 12);
@@ -210,6 +266,16 @@ mod tests {
                 assert_eq!(Handle::decode(&bad).unwrap_err().code, Code::Argument, "byte {i}");
             }
         }
+        // What has no room stays behind, and so does the number of an interface.
+        let tcp = places(&["[2001:db8::5]:1", "[2001:db8::6]:1", "10.1.2.3:1"]);
+        let between = Between { verbs: false, tcp: true };
+        let handle = Handle { key: Key([1; 16]), unix: false, tcp, between, listener };
+        assert_eq!(
+            Handle::decode(&handle.encode()).unwrap().tcp,
+            places(&["[2001:db8::5]:1", "[2001:db8::6]:1"])
+        );
+        let scoped = Handle { tcp: places(&["[fe80::1%3]:9"]), ..handle };
+        assert_eq!(Handle::decode(&scoped.encode()).unwrap().tcp, places(&["[fe80::1]:9"]));
         for bad in [[0; BYTES], [0xff; BYTES]] {
             assert!(Handle::decode(&bad).unwrap_err().text.contains("same build"));
         }

@@ -2,7 +2,7 @@
 //! listener does not know who will connect, so with `qp = auto` it has both.
 
 use std::io::ErrorKind;
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
 use std::sync::Once;
@@ -12,11 +12,11 @@ use pushgate::settings::QpKind;
 use pushgate_driver_shim::closing::PeerListener;
 use pushgate_driver_shim::limited;
 use pushgate_driver_shim::users::is_ours_or_root;
+use pushgate_proxy::addresses::{Places, REMEDY, listen};
 use pushgate_proxy::door::{Door, Limits};
 use pushgate_proxy::wire::peer_cred;
 
-use crate::address::own_address;
-use crate::error::{Failure, Result};
+use crate::error::{Code, Failure, Result};
 use crate::handle::{Key, Nonce};
 use crate::loaded::Loaded;
 use crate::log;
@@ -64,9 +64,9 @@ impl Sockets {
     }
 
     /// Whether it listens at the Unix socket, and where it listens for TCP.
-    pub fn addresses(&self) -> Result<(bool, Option<SocketAddr>)> {
-        let tcp = self.tcp.as_ref().map(Door::local_addr).transpose();
-        Ok((self.unix.is_some(), tcp.map_err(failed())?))
+    pub fn addresses(&self) -> Result<(bool, Option<Places>)> {
+        let tcp = self.tcp.as_ref().map(Door::local_addrs).transpose().map_err(failed())?;
+        Ok((self.unix.is_some(), tcp.and_then(|all| Places::of(&all))))
     }
 
     /// The next connection of a process that may connect, if there is one.
@@ -83,10 +83,10 @@ impl Sockets {
 }
 
 /// Lets connectors in who have the handle.
-fn open_door(tcp: TcpListener, key: &Key, tls: bool) -> Result<Door> {
+fn open_door(tcp: Vec<TcpListener>, key: &Key, tls: bool) -> Result<Door> {
     // What a connector says first comes in a frame, as over a Unix socket.
     let limits = Limits { places: STRANGERS, greeting: 0, time: GREETING };
-    Door::on(tcp, key.terms(tls), limits).map_err(failed())
+    Door::on_all(tcp, key.terms(tls), limits).map_err(failed())
 }
 
 /// What `accept` of a socket gives, without strangers and connectors that have gone.
@@ -125,24 +125,19 @@ fn listen_unix(nonce: &Nonce) -> Result<PeerListener> {
     Ok(socket)
 }
 
-/// A socket at which other hosts reach this one.
-pub fn listen_tcp(loaded: &Loaded) -> Result<TcpListener> {
-    let ip = match loaded.tcp {
-        Some(ip) => ip,
-        None => own_address(&loaded.settings, loaded.rdma.first().map(|rdma| &*rdma.device))?,
-    };
-    let socket = TcpListener::bind((ip, 0)).map_err(Failure::system(format!(
-        "listening for connections at {ip}; set PUSHGATE_HOST to another address of this host"
-    )))?;
-    socket.set_nonblocking(true).map_err(failed())?;
-    Ok(socket)
+/// Sockets at which other hosts reach this one, of one port.
+pub fn listen_tcp(loaded: &Loaded) -> Result<Vec<TcpListener>> {
+    let at = loaded.at.as_ref().map_err(|why| Failure::new(Code::System, why.as_str()))?;
+    let mut all = at.sockets();
+    all.truncate(Places::MOST);
+    listen(&all).map_err(Failure::system(format!("listening for connections at {at}; {REMEDY}")))
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Instant;
 
-    use std::net::TcpStream;
+    use std::net::{SocketAddr, TcpStream};
     use std::os::unix::net::UnixStream;
 
     use pushgate_driver_shim::closing::PeerStream;
@@ -159,7 +154,7 @@ mod tests {
         let key = Key([5; 16]);
         for tls in [false, true] {
             // At any address: the key is no secret that everybody knows.
-            let door = open_door(TcpListener::bind("0.0.0.0:0").unwrap(), &key, tls).unwrap();
+            let door = open_door(vec![TcpListener::bind("0.0.0.0:0").unwrap()], &key, tls).unwrap();
             let at = SocketAddr::from(([127, 0, 0, 1], door.local_addr().unwrap().port()));
             let sockets = Sockets { unix: None, tcp: Some(door), replaced: true };
             let connects = |terms: Terms| {
@@ -202,7 +197,7 @@ mod tests {
     #[test]
     fn p7_300_connectors_that_have_all_begun_before_any_of_them_goes_on_come_through() {
         let key = Key([5; 16]);
-        let door = open_door(TcpListener::bind("127.0.0.1:0").unwrap(), &key, false).unwrap();
+        let door = open_door(vec![TcpListener::bind("127.0.0.1:0").unwrap()], &key, false).unwrap();
         let at = door.local_addr().unwrap();
         let sockets = Sockets { unix: None, tcp: Some(door), replaced: true };
         let mut dialers: Vec<_> = (0..300)

@@ -1,12 +1,12 @@
 //! What the first init of a process reads: the settings, and the devices that they name.
 
-use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
 use pushgate::settings::{PluginSettings, ProxyPlace, QpKind, WindowKind};
+use pushgate_proxy::addresses::Offered;
 use pushgate_topology::Sysfs;
 
-use crate::address::own_address;
+use crate::address::own_addresses;
 use crate::alike::Alike;
 use crate::error::{Code, Failure, Result};
 use crate::hosts::Listed;
@@ -18,6 +18,7 @@ use crate::ranks::{Cores, Ranks};
 use crate::rdma::{self, Rdma};
 use crate::taken;
 use crate::under_way::{self, UnderWay};
+use crate::variables;
 
 /// What the first init has read.
 pub struct Loaded {
@@ -27,8 +28,10 @@ pub struct Loaded {
     pub rdma: Vec<Arc<Rdma>>,
     /// Why there is none, where the settings leave it open.
     pub no_rdma: Option<String>,
-    /// Where this process meets others over `tcp` queue pairs, if the settings allow these.
-    pub tcp: Option<IpAddr>,
+    /// The addresses at which other hosts reach this process; or why there is none.
+    pub at: std::result::Result<Offered, String>,
+    /// This process meets others there over `tcp` queue pairs too.
+    pub tcp: bool,
     /// The devices that NCCL is told of.
     pub network: Network,
     /// What the other ends must have been told too.
@@ -59,7 +62,8 @@ impl Loaded {
             identity: Identity::here(),
             rdma: Vec::new(),
             no_rdma: None,
-            tcp: None,
+            at: Err("no address was asked for".into()),
+            tcp: false,
             network,
             listed: None,
             gpu: None,
@@ -71,7 +75,8 @@ impl Loaded {
 
     /// Reads the settings, opens what they name, and tells NCCL's log.
     pub fn new() -> Result<Self> {
-        let settings = PluginSettings::load()?;
+        let mut settings = PluginSettings::load()?;
+        let sockets = variables::heed(&mut settings);
         settings.check()?;
         if settings.proxy == ProxyPlace::Process {
             return Err(settings.refused("proxy", "thread in the NCCL plugin").into());
@@ -89,13 +94,15 @@ impl Loaded {
                 Err(e) => return Err(e.into()),
             },
         };
-        let first = rdma.first().map(|rdma| &*rdma.device);
-        let tcp = match settings.qp {
-            QpKind::Tcp => Some(own_address(&settings, None)?),
-            // Ranks of this host need none.
-            QpKind::Auto => own_address(&settings, first).ok(),
-            _ => None,
+        let at = match settings.qp {
+            QpKind::Local => Err("qp = local here".into()),
+            qp => match own_addresses(&settings, &sockets, rdma.first()) {
+                // Ranks of this host need none.
+                Err(why) if qp != QpKind::Auto => return Err(Failure::new(Code::System, why)),
+                at => at,
+            },
         };
+        let tcp = at.is_ok() && matches!(settings.qp, QpKind::Auto | QpKind::Tcp);
         let path = Choice::of(&settings, &rdma.iter().collect::<Vec<_>>())?;
         let over_tcp = settings.qp == QpKind::Tcp;
         let wants_gpu = path::wants_gpu_memory(&settings);
@@ -135,7 +142,7 @@ impl Loaded {
         let listed = (!names.is_empty()).then(|| Listed::here(&host.identity, id.as_deref(), &names));
         let (gpu, dma_bufs) = (path.gpu, path.dma_bufs);
         let rdma = rdma.into_iter().map(Arc::new).collect();
-        let loaded = Loaded { rdma, no_rdma, tcp, listed, gpu, dma_bufs, ..host };
+        let loaded = Loaded { rdma, no_rdma, at, tcp, listed, gpu, dma_bufs, ..host };
         let window = loaded.settings.net_window_size;
         log::init(&format!("queue pairs are {}; window of {window} bytes a connection", loaded.transports()));
         Ok(loaded)
@@ -143,27 +150,46 @@ impl Loaded {
 
     /// Which ranks are reached over which transport, for the log.
     fn transports(&self) -> String {
+        let of_qp = self.settings.qp;
         if self.rdma.is_empty() {
             let why = self.no_rdma.as_ref().map(|why| format!(", for lack of an RDMA device ({why})"));
             let why = why.unwrap_or_default();
-            return match (self.settings.qp, self.tcp) {
-                (QpKind::Tcp, Some(at)) => format!("tcp, at {at}"),
-                (_, Some(at)) => format!("local to ranks of this host, tcp to others, at {at}{why}"),
-                (_, None) => format!("local: ranks of this host only{why}"),
+            return match (of_qp, &self.at) {
+                (QpKind::Tcp, Ok(at)) => format!("tcp, at {at}"),
+                (QpKind::Local, _) => "local: ranks of this host only".into(),
+                (_, Ok(at)) => format!("local to ranks of this host, tcp to others, at {at}{why}"),
+                (_, Err(none)) => {
+                    format!("local: ranks of this host only, for lack of an address ({none}){why}")
+                }
             };
         }
-        let kinds = match self.settings.qp {
+        let at = match &self.at {
+            Ok(at) => format!("; connections are made at {at}"),
+            Err(none) => {
+                format!("; only ranks of this host can connect here, for lack of an address ({none})")
+            }
+        };
+        let kinds = match of_qp {
             QpKind::Auto => "local to ranks of this host, verbs to others",
             _ => "verbs",
         };
         let of = |(rdma, p): (&Arc<Rdma>, &Properties)| format!("{}, {} Mbit/s", rdma.describe(), p.speed);
         let devices: Vec<_> = self.rdma.iter().zip(self.network.all()).map(of).collect();
-        format!("{kinds}: {}", devices.join("; "))
+        format!("{kinds}: {}{at}", devices.join("; "))
     }
 
     /// Whether there are queue pairs to ranks of other hosts.
     pub fn reaches_others(&self) -> bool {
-        !self.rdma.is_empty() || self.tcp.is_some()
+        self.at.is_ok() && (!self.rdma.is_empty() || self.tcp)
+    }
+
+    /// Why there are no `tcp` queue pairs from here, if so.
+    pub fn no_tcp(&self) -> Option<String> {
+        match &self.at {
+            _ if self.tcp => None,
+            Ok(_) => Some(format!("qp = {} here", self.settings.qp)),
+            Err(why) => Some(why.clone()),
+        }
     }
 
     /// Opens a GPU other than the first, whose memory NCCL hands over as it was told for the first.

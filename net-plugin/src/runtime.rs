@@ -13,6 +13,7 @@ use pushgate::settings::{AutoOr, DriveChoice, PluginSettings};
 use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::memory::{HugePages, SharedMemory, SharedMemoryBuilder};
+use pushgate_proxy::addresses::Places;
 use pushgate_proxy::engine::{Drive, Engine, EngineOptions, StallReport};
 use pushgate_proxy::linger::Lingered;
 use pushgate_proxy::link::tcp::{Host, Readiness, Tuning};
@@ -74,7 +75,7 @@ fn tcp_threads(settings: &PluginSettings, cores: Cores) -> usize {
 
 /// The socket at which other hosts dial this process again when a connection broke, how long a connection may be gone, and
 /// whether it is encrypted.
-fn dialled_again(loaded: &Loaded) -> Option<(TcpListener, Duration, bool)> {
+fn dialled_again(loaded: &Loaded) -> Option<(Vec<TcpListener>, Duration, bool)> {
     let recover = loaded.settings.recovery().filter(|_| loaded.reaches_others())?;
     match listen_tcp(loaded) {
         Ok(listener) => Some((listener, recover, loaded.settings.tls)),
@@ -236,9 +237,9 @@ impl Runtime {
 
     /// Where `tcp` queue pairs meet their other ends.
     pub fn tcp(&self) -> Result<Arc<Host>> {
-        let unset =
-            || Failure::new(Code::System, "no address at which others reach this host; set PUSHGATE_HOST");
-        let address = self.loaded.tcp.ok_or_else(unset)?;
+        let at = self.loaded.at.as_ref().map_err(|why| Failure::new(Code::System, why.as_str()))?;
+        let mut addresses = at.sockets();
+        addresses.truncate(Places::MOST);
         let mut host = self.tcp.lock().unwrap_or_else(|e| e.into_inner());
         if let Some(host) = &*host {
             return Ok(host.clone());
@@ -252,7 +253,7 @@ impl Runtime {
             one_thread: false,
             tls: s.tls,
         };
-        let opened = Host::open(address, tuning).map_err(|e| Failure::new(Code::System, e.to_string()))?;
+        let opened = Host::open(&addresses, tuning).map_err(|e| Failure::new(Code::System, e.to_string()))?;
         Ok(host.insert(opened).clone())
     }
 

@@ -7,6 +7,8 @@ use std::time::Instant;
 
 use pushgate::settings::{AutoOr, PluginSettings, QpKind, Transport};
 
+use pushgate_proxy::addresses::Offered;
+
 use crate::comm::{Comm, Request};
 use crate::error::Result;
 use crate::join::{Joined, NewEnd, Purpose, Role};
@@ -104,10 +106,12 @@ impl Runtime {
             AutoOr::Is(most) => Some(under_way::Bound { most, each_gpu: false }),
             _ => None,
         });
-        let tcp = (settings.qp == QpKind::Tcp).then_some(std::net::Ipv4Addr::LOCALHOST.into());
+        let tcp = settings.qp == QpKind::Tcp;
+        let here = || Offered::named(std::net::Ipv4Addr::LOCALHOST.into());
         let (network, cores) = (Network::of_host(false), Cores::here(Ranks::Told(1)));
         let mut loaded = Loaded::without_devices(settings, network, cores, under_way);
         (loaded.no_rdma, loaded.tcp) = (Some("a test has none".into()), tcp);
+        loaded.at = tcp.then(here).ok_or_else(|| "a test has none".into());
         Arc::new(Runtime::start(Arc::new(loaded), Arc::new(())).expect("a thread"))
     }
 }

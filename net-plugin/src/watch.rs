@@ -315,7 +315,7 @@ pub struct Watch {
 impl Watch {
     /// Starts the thread. `dialled`: the socket at which other hosts dial this process again when a connection's socket
     /// broke, how long that may be gone, and whether sockets are encrypted; without it the end of a socket is the connection's.
-    pub fn start(dialled: Option<(TcpListener, Duration, bool)>) -> Result<Self> {
+    pub fn start(dialled: Option<(Vec<TcpListener>, Duration, bool)>) -> Result<Self> {
         const WHAT: &str = "starting the watch of connections";
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(Failure::system(WHAT))?;
         let stop = EventFd::new().map_err(Failure::system(WHAT))?;
@@ -325,8 +325,8 @@ impl Watch {
         let (finder, found) = Finder::new(&bell);
         let meeting = match dialled {
             None => None,
-            Some((listener, recover, tls)) => {
-                let (again, here) = again::listen(listener, recover, tls)?;
+            Some((listeners, recover, tls)) => {
+                let (again, here) = again::listen(listeners, recover, tls)?;
                 let flags = epoll::EventFlags::IN;
                 epoll::add(&epoll, again.listener(), epoll::EventData::new_u64(DIALLED), flags)
                     .and_then(|()| epoll::add(&epoll, &*bell, epoll::EventData::new_u64(FOUND), flags))

@@ -39,6 +39,8 @@ pub use pushgate_core::{gate, inbound, outbound, refusal, session, staging};
 
 // Under loom these alone are built: loom's atomics are no words of a mapping.
 #[cfg(not(loom))]
+pub mod addresses;
+#[cfg(not(loom))]
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod connect;
 #[cfg(not(loom))]

@@ -35,7 +35,8 @@ pub fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+/// The number of four bytes at a place, in this host's order; none behind the end.
+pub fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
@@ -135,15 +136,15 @@ pub fn addresses() -> Result<HashMap<u32, Vec<IpAddr>>, String> {
     let answers = ask(RTM_GETADDR, true, &[0; 8]).map_err(|e| e.to_string())?;
     let mut all = HashMap::<u32, Vec<IpAddr>>::new();
     for (kind, body) in &answers {
-        if let (RTM_NEWADDR, Some((index, ip))) = (*kind, address(body)) {
+        if let (RTM_NEWADDR, Some((index, ip))) = (*kind, ip_of(body)) {
             all.entry(index).or_default().push(ip);
         }
     }
     Ok(all)
 }
 
-/// A struct ifaddrmsg and its attributes.
-fn address(body: &[u8]) -> Option<(u32, IpAddr)> {
+/// A struct ifaddrmsg and its attributes: the interface's index, and the address.
+pub fn ip_of(body: &[u8]) -> Option<(u32, IpAddr)> {
     let index = u32_at(body, 4)?;
     let of =
         |wanted| attributes(body.get(8..).unwrap_or(&[])).find(|(kind, _)| *kind == wanted).map(|(_, v)| v);
@@ -188,11 +189,8 @@ mod tests {
             bytes.extend([0; 20]);
             assert!(attributes(&bytes).count() <= 6);
         }
-        assert_eq!(address(&[0; 7]), None);
-        assert_eq!(
-            address(&[vec![2, 24, 0, 0, 7, 0, 0, 0], attribute(IFA_LOCAL, &[1, 2, 3])].concat()),
-            None
-        );
+        assert_eq!(ip_of(&[0; 7]), None);
+        assert_eq!(ip_of(&[vec![2, 24, 0, 0, 7, 0, 0, 0], attribute(IFA_LOCAL, &[1, 2, 3])].concat()), None);
     }
 
     #[test]

@@ -24,6 +24,7 @@ use pushgate_driver_shim::log::Foreign;
 use rustix::event::{PollFd, PollFlags};
 use serde::{Deserialize, Serialize};
 
+use crate::addresses::routes;
 use crate::door::{Arrival, Door, DoorError, Limits, PASSAGE, Refused, Stream, Terms, dial as dial_door};
 use envelope::{HEADER, Incoming, envelope, opened, send_all, tune, wait};
 pub use kept::Kept;
@@ -49,8 +50,8 @@ pub trait Party: Send + Sync + 'static {
     /// it is still there.
     fn dials(&self, key: Self::Key) -> bool;
 
-    /// Where the other end listens.
-    fn place(&self, key: Self::Key) -> SocketAddr;
+    /// Where the other end listens, in the order in which its addresses are tried.
+    fn places(&self, key: Self::Key) -> Vec<SocketAddr>;
 
     /// What this end and the one that listens there must agree on.
     fn terms(&self, key: Self::Key) -> Terms;
@@ -267,28 +268,32 @@ fn turn_away<P: Party>(party: &P, stream: &Stream, answer: &Answer) {
 
 /// One attempt to meet the other end. `None`: try again.
 fn dial<P: Party>(party: &P, key: P::Key, received: u64) -> Option<Found<P::Key>> {
-    let gone = |why: String, closed| Some(Found::Gone { key, why, closed });
-    let place = party.place(key);
     let hello = envelope(party.version(), &party.greeting(key, received));
-    let stream = match dial_door(place, &party.terms(key), &hello, Instant::now() + ATTEMPT) {
-        Ok(stream) => stream,
-        Err(DoorError::Connect { error, .. }) if error.kind() == ErrorKind::ConnectionRefused => {
-            return gone(format!("nobody listens at {place}: its process has ended"), None);
+    let (terms, mut ended) = (party.terms(key), Vec::new());
+    // A link-local address stands for one behind each interface, and a wrong interface answers as little as a dead path.
+    let places = routes(&party.places(key));
+    for place in &places {
+        match dial_door(*place, &terms, &hello, Instant::now() + ATTEMPT) {
+            Ok(stream) => return answered(party, key, stream),
+            Err(DoorError::Connect { error, .. }) if error.kind() == ErrorKind::ConnectionRefused => {
+                ended.push(format!("nobody listens at {place}: its process has ended"));
+            }
+            Err(DoorError::Refused(
+                why @ (Refused::Version(_)
+                | Refused::Purpose { .. }
+                | Refused::Tls { .. }
+                | Refused::Secret { .. }
+                | Refused::Reflected
+                | Refused::Proof),
+            )) => ended.push(format!("another process listens at {place}: {why}")),
+            Err(e) => tracing::debug!("dialling {place} again: {e}"),
         }
-        Err(DoorError::Refused(
-            why @ (Refused::Version(_)
-            | Refused::Purpose { .. }
-            | Refused::Tls { .. }
-            | Refused::Secret { .. }
-            | Refused::Reflected
-            | Refused::Proof),
-        )) => return gone(format!("another process listens at {place}: {why}"), None),
-        Err(e) => {
-            tracing::debug!("dialling {place} again: {e}");
-            return None;
-        }
-    };
-    answered(party, key, stream)
+    }
+    // At one address the process has ended; of several another one may lead to it again.
+    match !places.is_empty() && ended.len() == places.len() {
+        true => Some(Found::Gone { key, why: ended.join("; "), closed: None }),
+        false => None,
+    }
 }
 
 /// Reads the answer to one who has dialled. `None`: try again.
@@ -371,8 +376,8 @@ mod tests {
             true
         }
 
-        fn place(&self, _: ()) -> SocketAddr {
-            self.at
+        fn places(&self, _: ()) -> Vec<SocketAddr> {
+            vec![self.at]
         }
 
         fn terms(&self, _: ()) -> Terms {

@@ -28,7 +28,7 @@ mod tests;
 mod unix;
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
-use std::net::{IpAddr, Ipv4Addr, Shutdown, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -301,8 +301,8 @@ impl Shared {
     }
 }
 
-/// Opens rank 0's listening socket at a rendezvous.
-pub(crate) fn listen_at(rendezvous: &str) -> Result<TcpListener> {
+/// Opens rank 0's listening sockets at a rendezvous.
+pub(crate) fn listen_at(rendezvous: &str) -> Result<Vec<TcpListener>> {
     tcp::bind_at(rendezvous)
 }
 
@@ -353,18 +353,18 @@ impl Mesh {
         Mesh::new(rank, links, timeout, again)
     }
 
-    /// Joins as rank 0, at which all other ranks arrive by a socket that listens already, at `rendezvous`.
+    /// Joins as rank 0, at which all other ranks arrive by sockets that listen already, at `rendezvous`.
     pub(crate) fn listen_tcp(
         job: &str,
         size: u32,
-        (listener, rendezvous): (TcpListener, &str),
+        (listeners, rendezvous): (Vec<TcpListener>, &str),
         timeout: Duration,
         recover: Option<Duration>,
         terms: Terms,
         may: &May,
     ) -> Result<Mesh> {
         let me = tcp::Me::new(job, 0, size, timeout, recover, terms)?;
-        let joined = me.gather(&me.listen_on(listener, rendezvous)?)?;
+        let joined = me.gather(&me.listen_on(listeners, rendezvous)?)?;
         let (links, again) = me.agree(joined, may)?;
         Mesh::new(0, links, timeout, again)
     }
@@ -551,13 +551,14 @@ impl Mesh {
         }
     }
 
-    /// The address of this host by which a rank reaches it; a loopback address if the rank was met over a Unix socket.
-    pub(crate) fn address(&self, rank: u32) -> IpAddr {
+    /// The address of this host by which a rank reaches it, without a port; a loopback address if the rank was met over a Unix
+    /// socket.
+    pub(crate) fn address(&self, rank: u32) -> SocketAddr {
         let own = match &*self.shared.peer(rank).out().stream {
             Stream::Unix(_) => None,
-            Stream::Tcp(s) => s.local_addr().ok().map(|address| address.ip().to_canonical()),
+            Stream::Tcp(s) => s.local_addr().ok(),
         };
-        own.unwrap_or(Ipv4Addr::LOCALHOST.into())
+        own.map_or((Ipv4Addr::LOCALHOST, 0).into(), tcp::portless)
     }
 
     /// The first rank that was lost, if any.

@@ -15,12 +15,13 @@ mod tests;
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::limited;
 use pushgate_driver_shim::log::Foreign;
 use pushgate_driver_shim::versions::ABI;
+use pushgate_proxy::addresses::{Places, REMEDY, Reach, Wish, listen, offer, own, resolve};
 use pushgate_proxy::door::{Arrival, Dialer, Door, DoorError, Limits, Refused, Stream, Terms, VARIABLE};
 use pushgate_proxy::redial::envelope::{HEADER, Incoming, envelope, opened, send_all, tune, wait};
 use rustix::event::{PollFd, PollFlags};
@@ -34,6 +35,8 @@ pub(crate) use reach::{Fabric, May};
 use crate::error::{Error, Result};
 use crate::interrupt;
 
+/// Time for one try of all addresses of a rank: one that swallows packets must not use up the time of the others.
+const ATTEMPT: Duration = Duration::from_secs(3);
 /// Time for an answer to leave.
 const ANSWER: Duration = Duration::from_secs(5);
 /// How many connections may be about to greet, in addition to one for each rank.
@@ -44,9 +47,14 @@ const MAX_JOB: usize = 80;
 
 // ---------------------------------------------------------------- rendezvous
 
-/// Opens rank 0's listening socket at a rendezvous.
-pub(super) fn bind_at(rendezvous: &str) -> Result<TcpListener> {
-    TcpListener::bind(rendezvous).map_err(|e| match e.kind() {
+/// Opens rank 0's listening sockets at a rendezvous: at the first of a name's addresses that this host has, or at each of several
+/// places.
+pub(super) fn bind_at(rendezvous: &str) -> Result<Vec<TcpListener>> {
+    let bound = resolve(rendezvous, None).map(own).and_then(|all| match rendezvous.contains(',') {
+        true => listen(&all),
+        false => TcpListener::bind(&all[..]).map(|one| vec![one]),
+    });
+    bound.map_err(|e| match e.kind() {
         ErrorKind::AddrInUse => Error::io(format!(
             "listening as rank 0 at {rendezvous}: another program or job has that port, choose another for \
              `rendezvous`"
@@ -57,6 +65,15 @@ pub(super) fn bind_at(rendezvous: &str) -> Result<TcpListener> {
             format!("an address and port of the host where rank 0 runs ({e})"),
         ),
     })
+}
+
+/// An address without its port.
+pub(super) fn portless(mut at: SocketAddr) -> SocketAddr {
+    at.set_port(0);
+    match at.ip().to_canonical() {
+        IpAddr::V4(ip) => (ip, 0).into(),
+        IpAddr::V6(_) => at,
+    }
 }
 
 /// This rank while it connects to the others.
@@ -95,14 +112,14 @@ impl<'a> Me<'a> {
         self.listen_on(bind_at(rendezvous)?, rendezvous)
     }
 
-    /// Opens rank 0's door with the socket of the rendezvous.
-    pub(super) fn listen_on(&self, listener: TcpListener, rendezvous: &str) -> Result<Door> {
-        self.door(listener, |why| Error::config("rendezvous", rendezvous, why))
+    /// Opens rank 0's door with the sockets of the rendezvous.
+    pub(super) fn listen_on(&self, listeners: Vec<TcpListener>, rendezvous: &str) -> Result<Door> {
+        self.door(listeners, |why| Error::config("rendezvous", rendezvous, why))
     }
 
-    /// Lets ranks in at a socket. `refused`: the error for an address that other hosts reach, where there is no secret.
-    fn door(&self, listener: TcpListener, refused: impl FnOnce(String) -> Error) -> Result<Door> {
-        Door::on(listener, self.terms.clone(), self.limits()).map_err(|e| match e {
+    /// Lets ranks in at sockets. `refused`: the error for an address that other hosts reach, where there is no secret.
+    fn door(&self, listeners: Vec<TcpListener>, refused: impl FnOnce(String) -> Error) -> Result<Door> {
+        Door::on_all(listeners, self.terms.clone(), self.limits()).map_err(|e| match e {
             DoorError::Open(ip) => refused(needs_secret(ip)),
             e => Error::io("a socket at which other ranks connect")(io::Error::other(e)),
         })
@@ -117,23 +134,30 @@ impl<'a> Me<'a> {
     pub(super) fn gather(&self, door: &Door) -> Result<Joined> {
         let places = self.accept(door, None)?;
         let token = reach::secret().map_err(Error::io("a token for the job from /dev/urandom"))?;
-        let addresses: Vec<_> =
-            places.iter().flatten().map(|(hello, _)| hello.listens.expect("checked")).collect();
+        let all: Vec<_> =
+            places.iter().flatten().map(|(hello, _)| hello.places().expect("checked")).collect();
+        let (addresses, mut also): (Vec<_>, Vec<_>) =
+            all.iter().map(|places| (places.first(), places.all().split_off(1))).unzip();
+        if also.iter().all(Vec::is_empty) {
+            also.clear();
+        }
         // The rendezvous itself is free again for another job.
         let own = door.local_addr().map_err(Error::io("local address"))?;
-        let again = self.recover.map(|_| TcpListener::bind((own.ip(), 0))).transpose();
+        let here = door.local_addrs().map_err(Error::io("local address"))?;
+        let here: Vec<_> = here.into_iter().map(portless).collect();
+        let again = self.recover.map(|_| listen(&here)).transpose();
         let again = again.map_err(Error::io("a socket at which other ranks dial again"))?;
         let refused = |why| Error::config("rendezvous", own, why);
-        let again = again.map(|listener| self.door(listener, refused)).transpose()?;
+        let again = again.map(|listeners| self.door(listeners, refused)).transpose()?;
         let port = again.as_ref().map(|l| l.local_addr().map(|a| a.port())).transpose();
         let port = port.map_err(Error::io("local address"))?.unwrap_or(0);
-        let table = Answer::Table { token: token.clone(), addresses: addresses.clone(), port };
+        let table = Answer::Table { token: token.clone(), addresses, also, port };
         let streams = self.settle(places, &table)?;
-        let all = [vec![own], addresses].concat();
+        let all = [vec![own.into()], all].concat();
         Ok((streams, self.again(again, token, all)))
     }
 
-    fn again(&self, door: Option<Door>, token: String, places: Vec<SocketAddr>) -> Option<Again> {
+    fn again(&self, door: Option<Door>, token: String, places: Vec<Places>) -> Option<Again> {
         let (door, recover) = door.zip(self.recover)?;
         let (job, rank, size, terms) = (self.job.into(), self.rank, self.size, self.terms.clone());
         Some(Again::new(door, Ranks { job, rank, size, token, places, terms }, recover))
@@ -143,17 +167,21 @@ impl<'a> Me<'a> {
     pub(super) fn join(&self, rendezvous: &str, host: &str) -> Result<Joined> {
         let mut streams: Streams = (0..self.size).map(|_| None).collect();
         let first = self.dial(0, rendezvous)?;
-        let ip = match host {
-            "auto" => first.local_addr().map_err(Error::io("local address"))?.ip(),
-            given => given.parse::<IpAddr>().map_err(|e| bad_host(given, e))?,
-        };
-        let listener = TcpListener::bind((ip, 0)).map_err(|e| bad_host(&ip.to_string(), e))?;
-        let door = self.door(listener, |why| Error::config("host", ip, why))?;
-        let listens = door.local_addr().map_err(Error::io("local address"))?;
+        let at = self.listens(&first, host)?;
+        let listeners = listen(&at).map_err(|e| bad_host(&shown(&at), e))?;
+        let door = self.door(listeners, |why| Error::config("host", shown(&at), why))?;
+        let listens = door.local_addrs().map_err(Error::io("local address"))?;
+        let listens = Places::of(&listens).expect("a door listens somewhere");
         let (first, answer) = self.greet(first, 0, rendezvous, Some(listens), None)?;
-        let (token, addresses, port) = match answer {
-            Answer::Table { token, addresses, port } if addresses.len() == self.size as usize - 1 => {
-                (token, addresses, port)
+        let (token, mut places, port) = match answer {
+            Answer::Table { token, addresses, also, port }
+                if addresses.len() == self.size as usize - 1
+                    && (also.is_empty() || also.len() == addresses.len()) =>
+            {
+                let more = also.into_iter().chain(std::iter::repeat(Vec::new()));
+                let places = addresses.into_iter().zip(more).map(|(at, more)| [vec![at], more].concat());
+                let places: Vec<_> = places.filter_map(|all| Places::of(&all)).collect();
+                (token, places, port)
             }
             _ => return Err(mismatch(0, format!("{rendezvous} answered without the table of ranks"))),
         };
@@ -161,9 +189,11 @@ impl<'a> Me<'a> {
         rank0.set_port(port);
         streams[0] = Some(first);
         for lower in 1..self.rank {
-            let place = addresses[lower as usize - 1].to_string();
+            let of = &mut places[lower as usize - 1];
+            let place = of.all().iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(",");
             let stream = self.dial(lower, &place)?;
             let (stream, _) = self.greet(stream, lower, &place, None, Some(token.clone()))?;
+            *of = stream.peer_addr().map_err(Error::io("a rank's address"))?.into();
             streams[lower as usize] = Some(stream);
         }
         // No deadlock: all wait for rank 1 first, which waits for none of them, then for rank 2,
@@ -172,7 +202,25 @@ impl<'a> Me<'a> {
         for (place, stream) in streams.iter_mut().zip(higher) {
             *place = place.take().or(stream);
         }
-        Ok((streams, self.again(Some(door), token, [vec![rank0], addresses].concat())))
+        Ok((streams, self.again(Some(door), token, [vec![rank0.into()], places].concat())))
+    }
+
+    /// Where this rank listens for the higher ones, without a port: at the address by which it reaches rank 0, and at others of this
+    /// host, or where the setting `host` says.
+    fn listens(&self, first: &TcpStream, host: &str) -> Result<Vec<SocketAddr>> {
+        if host != "auto" {
+            let wish = Wish { host, ..Wish::default() };
+            return Ok(offer(&wish).map_err(|why| bad_host(host, why))?.sockets());
+        }
+        let own = portless(first.local_addr().map_err(Error::io("local address"))?);
+        let mut all = vec![own];
+        // Ranks that meet at a loopback address are all on this host.
+        if !own.ip().is_loopback() {
+            let others = offer(&Wish::default()).map(|offered| offered.sockets()).unwrap_or_default();
+            all.extend(others.into_iter().filter(|at| *at != own && !at.ip().is_loopback()));
+        }
+        all.truncate(Places::MOST);
+        Ok(all)
     }
 
     /// Connects to a rank; repeats until that rank listens or time is up.
@@ -181,8 +229,10 @@ impl<'a> Me<'a> {
         loop {
             match self.try_addresses(place)? {
                 Ok(stream) => return Ok(stream),
-                Err(e) if Instant::now() >= self.deadline => {
-                    let what = format!("connecting to rank {rank} at {place} ({e})");
+                Err(tried) if Instant::now() >= self.deadline => {
+                    let what = format!(
+                        "connecting to rank {rank} at {place} ({tried}); on rank {rank}'s host {REMEDY}"
+                    );
                     return Err(Error::TimedOut { what, after: self.timeout });
                 }
                 Err(_) => {
@@ -194,37 +244,36 @@ impl<'a> Me<'a> {
         }
     }
 
-    /// Tries each address of a place once; after an inner error another try may succeed. Where there is no secret, an address of
-    /// another host ends it: this rank must not try to prove a secret that everybody knows.
-    fn try_addresses(&self, place: &str) -> Result<io::Result<TcpStream>> {
-        let addresses = match place.to_socket_addrs() {
+    /// Tries each address of a place once; after an inner error, which says what was tried, another try may succeed. Where there is no
+    /// secret, an address of another host ends it: this rank must not try to prove a secret that everybody knows.
+    fn try_addresses(&self, place: &str) -> Result<std::result::Result<TcpStream, String>> {
+        let addresses = match resolve(place, None) {
+            Ok(addresses) if addresses.is_empty() => return Ok(Err("the name has no address".into())),
             Ok(addresses) => addresses,
             // A name that has no address now may have one later.
-            Err(e) => return Ok(Err(e)),
+            Err(e) => return Ok(Err(e.to_string())),
         };
-        let mut failed = io::Error::new(ErrorKind::NotFound, "the name has no address");
-        for address in addresses {
-            let ip = address.ip().to_canonical();
-            if self.terms.secret.is_public() && !ip.is_loopback() {
-                return Err(Error::config("rendezvous", place, needs_secret(ip)));
-            }
-            // One address that swallows packets must not use up the time of the others.
-            let left = self.deadline.saturating_duration_since(Instant::now());
-            let limit = left.clamp(Duration::from_millis(1), Duration::from_secs(3));
-            let dialled = TcpStream::connect_timeout(&address, limit).and_then(|stream| {
-                // Where nobody listens, the kernel may connect a socket of this host to itself.
-                if stream.local_addr()? == stream.peer_addr()? {
-                    return Ok(None);
+        let open = |at: &&SocketAddr| self.terms.secret.is_public() && !at.ip().to_canonical().is_loopback();
+        if let Some(at) = addresses.iter().find(open) {
+            return Err(Error::config("rendezvous", place, needs_secret(at.ip().to_canonical())));
+        }
+        let mut reach = Reach::new(&addresses);
+        let until = Instant::now() + ATTEMPT.min(self.deadline.saturating_duration_since(Instant::now()));
+        loop {
+            match reach.advance() {
+                Ok(Some((at, stream))) => {
+                    let set_up =
+                        stream.set_nonblocking(false).and_then(|()| tune(&stream, self.recover.is_some()));
+                    match set_up {
+                        Ok(()) => return Ok(Ok(stream)),
+                        Err(e) => reach.leads_elsewhere(at, e.to_string()),
+                    }
                 }
-                tune(&stream, self.recover.is_some()).map(|()| Some(stream))
-            });
-            match dialled {
-                Ok(Some(stream)) => return Ok(Ok(stream)),
-                Ok(None) => {}
-                Err(e) => failed = e,
+                Ok(None) if Instant::now() < until => reach.wait(until),
+                Ok(None) => return Ok(Err(reach.tried())),
+                Err(tried) => return Ok(Err(tried)),
             }
         }
-        Ok(Err(failed))
     }
 
     /// Goes through the other rank's door, sends our greeting and returns the other rank's answer.
@@ -233,12 +282,14 @@ impl<'a> Me<'a> {
         socket: TcpStream,
         to: u32,
         place: &str,
-        listens: Option<SocketAddr>,
+        listens: Option<Places>,
         token: Option<String>,
     ) -> Result<(Stream, Answer)> {
         let (job, size, rank) = (self.job.into(), self.size, self.rank);
         let (newest, abi, newest_abi) = (VERSIONS.newest(), ABI.oldest(), ABI.newest());
-        let hello = Hello { newest, abi, newest_abi, job, size, rank, to, listens, token, again: None };
+        let mut listens = listens.map(|places| places.all()).unwrap_or_default().into_iter();
+        let (listens, also) = (listens.next(), listens.collect());
+        let hello = Hello { newest, abi, newest_abi, job, size, rank, to, listens, also, token, again: None };
         let late = || {
             let what = format!("waiting for an answer of rank {to} at {place}");
             Error::TimedOut { what, after: self.timeout }
@@ -372,7 +423,7 @@ impl<'a> Me<'a> {
         }
         match token {
             _ if hello.again.is_some() => Err("not all ranks of this job are there yet".into()),
-            None if hello.listens.is_none() => Err(format!("its greeting names no address: {RELEASE}")),
+            None if hello.places().is_none() => Err(format!("its greeting names no address: {RELEASE}")),
             Some(token) if hello.token.as_deref() != Some(token) => {
                 Err("its token is not that of this job: rank 0 of this job did not send it".into())
             }
@@ -410,6 +461,11 @@ fn needs_secret(ip: IpAddr) -> String {
         "an address of the loopback device, or a secret, because other hosts reach {ip}: set secret-file or {VARIABLE} to one \
          secret on all hosts"
     )
+}
+
+/// Addresses without ports, for messages.
+fn shown(all: &[SocketAddr]) -> String {
+    all.iter().map(|at| at.ip().to_string()).collect::<Vec<_>>().join(", ")
 }
 
 fn bad_host(host: &str, why: impl Display) -> Error {

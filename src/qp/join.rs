@@ -1,7 +1,7 @@
 //! One end of a queue pair while it is made: the steps of `pushgate_proxy::connect` with this program's memory, device and
 //! engine.
 
-use std::net::IpAddr;
+use std::net::SocketAddr;
 
 use pushgate_proxy::connect::{ConnectError, Frame, Met, Opening, Prepared};
 use pushgate_proxy::link::verbs::gid::Family;
@@ -20,8 +20,8 @@ pub(crate) struct OwnEnd<'a> {
     peer: u32,
     /// The address family by which the hosts reach each other, where they are several.
     family: Option<Family>,
-    /// The address of this host by which others reach it.
-    address: IpAddr,
+    /// The address of this host by which the peer reaches it, without a port.
+    address: SocketAddr,
     /// The peer's process, if it has a number in this PID namespace.
     peer_pid: Option<u32>,
     own: Own,

@@ -1,8 +1,9 @@
 //! A queue pair of two ranks over TCP.
 
-use std::net::IpAddr;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use pushgate_proxy::addresses::{REMEDY, Wish, offer};
 use pushgate_proxy::connect::{Opening, TcpMet, TcpOpening};
 use pushgate_proxy::idle::Wake;
 use pushgate_proxy::link::tcp::Config;
@@ -37,10 +38,17 @@ impl From<&Settings> for Config {
     }
 }
 
-/// Makes what the other end is offered. `address` is that of this host by which the others reach it.
-pub(super) fn open(context: &Context, own: &Own, address: IpAddr, peer: u32) -> Result<Opening> {
+/// Makes what the other end is offered. `reached` is the address of this host by which that rank reaches it, without a port; the
+/// setting `host` goes before it.
+pub(super) fn open(context: &Context, own: &Own, reached: SocketAddr, peer: u32) -> Result<Opening> {
     let s = context.settings();
-    let address = s.host.parse().unwrap_or(address);
+    let address = match s.host.as_str() {
+        "auto" => reached,
+        host => {
+            let wish = Wish { host, ..Wish::default() };
+            offer(&wish).map_err(Error::Tcp)?.sockets()[0]
+        }
+    };
     let rank = own.geometry.rank;
     let meeting = context.tcp(address, rank < peer)?;
     let config = Config { posted_receives: own.config.posted_receives, ..Config::from(s) };
@@ -63,8 +71,9 @@ pub(super) fn drive(
     let mut asked = interrupt::Now::begin();
     while !link.joined().map_err(|why| Error::Tcp(format!("streams to rank {peer}: {why}")))? {
         if Instant::now() >= until {
-            let what =
-                format!("waiting for streams to rank {peer}, which perhaps does not reach this host's ports");
+            let what = format!(
+                "waiting for streams to rank {peer}, which perhaps does not reach this host's ports; {REMEDY}"
+            );
             return Err(Error::TimedOut { what, after });
         }
         asked.check()?;

@@ -3,15 +3,19 @@
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
 use std::io::Read as _;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
+
+use pushgate_proxy::addresses::{Places, Wish, listen, offer};
 
 use crate::context::Context;
 use crate::error::{Error, Result};
 
 /// What every id begins with: four letters and the version of the layout.
-const MAGIC: [u8; 8] = *b"pgid\x01\0\0\0";
+const MAGIC: [u8; 8] = *b"pgid\x02\0\0\0";
+/// Where the addresses lie, of 16 bytes each: the first one, then those that may follow. An IPv4 address is mapped into IPv6.
+const ADDRESSES: [usize; Places::MOST] = [8, 80, 96, 112];
 /// The most ids of a context whose ranks have not met yet: each holds a socket open.
 const MOST_OPEN: usize = 64;
 
@@ -31,26 +35,33 @@ impl UniqueId {
     /// Makes an id, and opens the socket at which rank 0 meets the others. Call this in rank 0's process.
     ///
     /// The socket's address is that of the setting `rendezvous`, else the setting `host` with a port of the system's choice.
-    /// With neither it is this host's address on the way to other networks, or 127.0.0.1 where there is no such way. The
-    /// socket stays open until rank 0 has joined or the context is gone.
+    /// With neither the id has up to four addresses of this host, and each rank takes the first that it reaches: addresses of
+    /// interfaces that are up, neither of the loopback device nor of a bridge for containers where there are others. Where other hosts
+    /// reach none of them, the id is for ranks of this host alone, which a warning says. The socket stays open until rank 0 has
+    /// joined or the context is gone.
     pub fn new(context: &Context) -> Result<Self> {
         context.here()?;
         let s = context.settings();
-        let listener = match (s.rendezvous.as_str(), s.host.as_str()) {
-            ("none", "auto") => {
-                TcpListener::bind((address(), 0)).map_err(Error::io("a socket for a unique id"))?
-            }
+        let listeners = match (s.rendezvous.as_str(), s.host.as_str()) {
             ("none", host) => {
-                let refused = |why: &dyn fmt::Display| {
+                let wish = Wish { host, ..Wish::default() };
+                let offered = offer(&wish).map_err(|why| {
                     s.refused("host", format!("auto or an IP address of this host ({why})"))
-                };
-                let ip: IpAddr = host.parse().map_err(|e| refused(&e))?;
-                TcpListener::bind((ip, 0)).map_err(|e| refused(&e))?
+                })?;
+                if offered.only_here.is_some() {
+                    tracing::warn!("the unique id is for ranks of this host alone: its address is {offered}");
+                }
+                let mut at = offered.sockets();
+                at.truncate(Places::MOST);
+                listen(&at)
+                    .map_err(|why| s.refused("host", format!("auto or an IP address of this host ({why})")))?
             }
             (place, _) => crate::mesh::listen_at(place).map_err(|e| s.with_origin(e))?,
         };
-        let place = listener.local_addr().map_err(Error::io("the address of a unique id"))?;
-        if place.ip().is_unspecified() {
+        let local =
+            |listener: &TcpListener| listener.local_addr().map_err(Error::io("the address of a unique id"));
+        let places = listeners.iter().map(local).collect::<Result<Vec<_>>>()?;
+        if places.iter().any(|place| place.ip().is_unspecified()) {
             let allowed = "HOST:PORT with an address of this host alone, which an id can name";
             return Err(s.refused("rendezvous", allowed));
         }
@@ -60,16 +71,19 @@ impl UniqueId {
             .map_err(Error::io("a key for a unique id from /dev/urandom"))?;
         let mut bytes = [0; Self::BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
-        let (is_v6, octets) = match place.ip() {
-            IpAddr::V4(ip) => (false, ip.to_ipv6_mapped().octets()),
-            IpAddr::V6(ip) => (true, ip.octets()),
-        };
-        bytes[8..24].copy_from_slice(&octets);
-        bytes[24..26].copy_from_slice(&place.port().to_be_bytes());
-        bytes[26] = is_v6.into();
+        for (at, place) in ADDRESSES.into_iter().zip(&places) {
+            let ip = match place.ip() {
+                IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+                IpAddr::V6(ip) => ip,
+            };
+            bytes[at..at + 16].copy_from_slice(&ip.octets());
+        }
+        bytes[24..26].copy_from_slice(&places[0].port().to_be_bytes());
+        bytes[26] = places[0].is_ipv6().into();
+        bytes[27] = places.len() as u8;
         bytes[32..80].copy_from_slice(&random);
         let id = UniqueId(bytes);
-        context.inner.listeners.keep(id.name(), listener)?;
+        context.inner.listeners.keep(id.name(), listeners)?;
         Ok(id)
     }
 
@@ -92,20 +106,36 @@ impl UniqueId {
             return wrong("with another beginning; run one release of pushgate in all ranks");
         }
         let id = UniqueId(bytes);
-        let is_whole = bytes[26] <= 1 && bytes[27..32].iter().chain(&bytes[80..]).all(|byte| *byte == 0);
-        let place = id.place();
-        if !is_whole || place.port() == 0 || place.ip().is_unspecified() || place.ip().is_multicast() {
+        let count = usize::from(bytes[27]);
+        let rest = ADDRESSES.get(count).map_or(Self::BYTES, |at| *at);
+        let is_whole = bytes[26] <= 1
+            && (1..=Places::MOST).contains(&count)
+            && bytes[28..32].iter().chain(&bytes[rest.max(80)..]).all(|byte| *byte == 0);
+        let meets = |place: &SocketAddr| {
+            place.port() != 0 && !place.ip().is_unspecified() && !place.ip().is_multicast()
+        };
+        if !is_whole || !id.places().iter().all(meets) {
             return wrong("that was changed on its way");
         }
         Ok(id)
     }
 
-    /// Where rank 0 listens.
+    /// Where rank 0 listens; the first of its addresses.
     pub fn place(&self) -> SocketAddr {
-        let octets: [u8; 16] = self.0[8..24].try_into().expect("16 bytes");
-        let ip = IpAddr::from(octets);
+        self.places()[0]
+    }
+
+    /// All addresses at which rank 0 listens, in the order in which they are to be tried; at least one. Each rank takes its own
+    /// interface for a link-local one.
+    pub fn places(&self) -> Vec<SocketAddr> {
         let port = u16::from_be_bytes([self.0[24], self.0[25]]);
-        SocketAddr::new(if self.0[26] == 0 { ip.to_canonical() } else { ip }, port)
+        let ip = |(place, at): (usize, usize)| {
+            let octets: [u8; 16] = self.0[at..at + 16].try_into().expect("16 bytes");
+            let ip = IpAddr::from(octets);
+            // The first may be an IPv6 address that looks like a mapped one.
+            SocketAddr::new(if place == 0 && self.0[26] == 1 { ip } else { ip.to_canonical() }, port)
+        };
+        ADDRESSES.into_iter().enumerate().take(usize::from(self.0[27]).max(1)).map(ip).collect()
     }
 
     /// The job's name. It tells nothing of the key.
@@ -132,7 +162,8 @@ impl fmt::Display for UniqueId {
 /// Where the id's ranks meet, without its key: for logs.
 impl fmt::Debug for UniqueId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "UniqueId({} at {})", self.name(), self.place())
+        let places: Vec<_> = self.places().iter().map(SocketAddr::to_string).collect();
+        write!(f, "UniqueId({} at {})", self.name(), places.join(", "))
     }
 }
 
@@ -155,10 +186,10 @@ impl FromStr for UniqueId {
 
 /// The sockets of ids whose ranks have not met yet, by the job's name.
 #[derive(Default)]
-pub(crate) struct Listeners(Mutex<HashMap<String, TcpListener>>);
+pub(crate) struct Listeners(Mutex<HashMap<String, Vec<TcpListener>>>);
 
 impl Listeners {
-    fn keep(&self, name: String, listener: TcpListener) -> Result<()> {
+    fn keep(&self, name: String, listeners: Vec<TcpListener>) -> Result<()> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if all.len() >= MOST_OPEN {
             let allowed = format!(
@@ -166,12 +197,12 @@ impl Listeners {
             );
             return Err(Error::config("unique ids", all.len() + 1, allowed));
         }
-        all.insert(name, listener);
+        all.insert(name, listeners);
         Ok(())
     }
 
-    /// The socket of an id that this context made, once.
-    pub(crate) fn take(&self, id: &UniqueId) -> Result<TcpListener> {
+    /// The sockets of an id that this context made, once.
+    pub(crate) fn take(&self, id: &UniqueId) -> Result<Vec<TcpListener>> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.remove(&id.name()).ok_or_else(|| {
             let allowed = "an id that this context made and that no rank 0 has joined with: each communicator needs an id \
@@ -181,19 +212,10 @@ impl Listeners {
     }
 }
 
-/// This host's address on the way to other networks; the loopback address where there is no way.
-fn address() -> IpAddr {
-    // Connecting a datagram socket sends nothing. The address is one of documentation (RFC 5737).
-    let on_the_way = || {
-        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-        socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9))?;
-        socket.local_addr()
-    };
-    on_the_way().map_or(Ipv4Addr::LOCALHOST.into(), |address| address.ip())
-}
-
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use pushgate_tests::fuzz::{fuzz, kind};
 
     use super::*;
@@ -203,7 +225,17 @@ mod tests {
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..24].copy_from_slice(&Ipv4Addr::new(10, 0, 0, 7).to_ipv6_mapped().octets());
         bytes[24..26].copy_from_slice(&7000u16.to_be_bytes());
+        bytes[27] = 1;
         bytes[32..80].fill(0xab);
+        bytes
+    }
+
+    /// An id with another two addresses.
+    fn id_of_three() -> [u8; UniqueId::BYTES] {
+        let mut bytes = id();
+        bytes[27] = 3;
+        bytes[80..96].copy_from_slice(&"fe80::7".parse::<std::net::Ipv6Addr>().unwrap().octets());
+        bytes[96..112].copy_from_slice(&Ipv4Addr::new(10, 1, 0, 7).to_ipv6_mapped().octets());
         bytes
     }
 
@@ -215,6 +247,9 @@ mod tests {
         assert_eq!(UniqueId::from_bytes(&id.to_bytes()).unwrap(), id);
         assert_eq!(id.place(), "10.0.0.7:7000".parse().unwrap());
         assert_eq!((id.key(), id.name().len()), ([0xab; 32], 35));
+        let id = UniqueId::from_bytes(&id_of_three()).unwrap();
+        let places: Vec<_> = id.places().iter().map(SocketAddr::to_string).collect();
+        assert_eq!(places, ["10.0.0.7:7000", "[fe80::7]:7000", "10.1.0.7:7000"]);
     }
 
     #[test]
@@ -237,8 +272,8 @@ mod tests {
         };
         assert!(refused(&|b| b.truncate(127)).contains("of 127 bytes"));
         assert!(refused(&|b| b.push(0)).contains("of 129 bytes"));
-        assert!(refused(&|b| b[4] = 2).contains("another beginning"));
-        for at in [26, 27, 31, 80, 127] {
+        assert!(refused(&|b| b[4] = 1).contains("another beginning"));
+        for at in [26, 27, 28, 31, 80, 127] {
             assert!(refused(&|b| b[at] = 9).contains("changed"), "{at}");
         }
         assert!(refused(&|b| b[24..26].fill(0)).contains("changed"));
@@ -253,7 +288,7 @@ mod tests {
     #[ignore = "the step fuzz runs this"]
     fn p8_fuzz_no_text_or_bytes_of_an_id_make_its_reader_panic_and_what_it_takes_is_an_id() {
         let text = UniqueId(id()).to_string();
-        let seeds = [id().to_vec(), text.into_bytes()];
+        let seeds = [id().to_vec(), id_of_three().to_vec(), text.into_bytes()];
         fuzz(&seeds, |bytes| {
             let text = std::str::from_utf8(bytes).unwrap_or_default().parse::<UniqueId>();
             match UniqueId::from_bytes(bytes).or(text) {

@@ -1,11 +1,11 @@
 //! Values of settings, made from text and told as text.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv6Addr};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use pushgate_proxy::addresses::split;
 use pushgate_proxy::users::{is_list, is_name};
 
 use super::{
@@ -295,7 +295,7 @@ pub(super) fn rendezvous(s: &str) -> Option<String> {
         // An IPv6 address without brackets can't be told from its port.
         let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
         match bare {
-            Some(address) => drop(address.parse::<Ipv6Addr>().ok()?),
+            Some(address) => drop(split(address).filter(|(ip, _)| ip.is_ipv6())?),
             None if host.is_empty() || host.contains([':', '[', ']', '/', ' ']) => return None,
             None => {}
         }
@@ -305,7 +305,7 @@ pub(super) fn rendezvous(s: &str) -> Option<String> {
 
 pub(super) fn host(s: &str) -> Option<String> {
     // The peers connect to it: an address that stands for all of a host's is of no use to them.
-    (s == "auto" || s.parse().is_ok_and(|a: IpAddr| !a.is_unspecified())).then(|| s.into())
+    (s == "auto" || split(s).is_some_and(|(ip, _)| !ip.is_unspecified())).then(|| s.into())
 }
 
 /// The names of RDMA devices, or `auto`.
@@ -321,8 +321,9 @@ pub(super) fn device_names(s: &str) -> Option<String> {
 }
 
 fn is_device_name(s: &str) -> bool {
-    // It becomes part of a path in sysfs, and the kernel's limit is 63 bytes.
-    let allowed = |b: u8| b.is_ascii_graphic() && b != b'/';
+    // It becomes part of a path in sysfs, and the kernel's limit is 63 bytes. NCCL's lists have the signs of NCCL_IB_HCA besides, and
+    // a device that is named with its port would be sought in vain.
+    let allowed = |b: u8| b.is_ascii_graphic() && !b"/^=:".contains(&b);
     (1..=63).contains(&s.len()) && s.bytes().all(allowed) && !s.starts_with('.')
 }
 

@@ -120,8 +120,8 @@ fn a_host_without_rdma_is_told_what_was_looked_for_and_how_to_ask_for_rdma() {
     let (code, line) = look(&[]);
     assert_eq!(
         line,
-        "Looked for what queue pairs of the kind local need, which join ranks of one host. This host has no RDMA \
-         device. `pushgate doctor --qp verbs` asks for RDMA, which ranks of several hosts need."
+        "Looked for what queue pairs of the kinds local and tcp need: local joins ranks of one host, tcp those of several. This \
+         host has no RDMA device. `pushgate doctor --qp verbs` asks for RDMA."
     );
     assert_eq!(code, Some(0));
     let (code, line) = look(&["--qp", "verbs"]);

@@ -88,7 +88,7 @@ pub enum Evidence<'a> {
 
 /// The advice for a host without a NIC and without a shim function.
 pub fn without_nic() -> Advice {
-    let reason = "this host has no RDMA NIC: messages stay on this host".to_owned();
+    let reason = "this host has no RDMA NIC: messages to ranks of this host are local, those to other hosts go over tcp".to_owned();
     Advice { method: Method::Local, reason, warnings: Vec::new(), basis: Basis::Distance }
 }
 

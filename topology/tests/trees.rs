@@ -578,7 +578,8 @@ fn without_a_nic_it_stays_local() {
     assert_eq!(report.without_nic.as_ref().unwrap().method, Method::Local);
     let text = draw::report(&report, draw::Style::default());
     assert!(
-        text.ends_with("\nadvice: local: this host has no RDMA NIC: messages stay on this host\n"),
+        text.ends_with("\nadvice: local: this host has no RDMA NIC: messages to ranks of this host are local, those to other \
+             hosts go over tcp\n"),
         "{text}"
     );
     let none = Host::new().clean();

@@ -1,5 +1,6 @@
 //! The checks: each a function of the readings, with its threshold and where that is from.
 
+pub mod address;
 pub mod gpu;
 pub mod host;
 pub mod module;
@@ -51,6 +52,7 @@ macro_rules! checks {
 
 checks! {
     "settings", "the settings in force are allowed", [], host::settings;
+    "tcp-address", "other hosts reach an address of this one", [Host], address::reach;
     "rdma-devices", "there are RDMA devices of a kind that queue pairs can use", [Rdma], rdma::devices;
     "rdma-choice", "the device that `ib-dev = auto` takes, and why", [Rdma], rdma::choice;
     "rdma-cm", "rdma_cm, which iWARP devices connect by", [Rdma], rdma::cm;

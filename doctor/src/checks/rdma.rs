@@ -79,7 +79,7 @@ pub(super) fn each_port_but_iwarp(
 /// kernel's `enum rdma_node_type`. EFA is 7.
 pub fn devices(r: &Readings) -> Vec<Finding> {
     let load = "load the RDMA device's driver and ib_uverbs (modprobe mlx5_ib, or rdma_rxe and `rdma link add \
-                NAME type rxe netdev INTERFACE`), or use qp = local on one host";
+                NAME type rxe netdev INTERFACE`), or use qp = tcp, which needs none";
     let all = match &r.rdma {
         Read::Is(all) => all.as_slice(),
         Read::Absent => &[],
@@ -97,7 +97,7 @@ pub fn devices(r: &Readings) -> Vec<Finding> {
         let reading = "no RDMA device (/sys/class/infiniband has none)";
         return vec![match r.wants.verbs {
             true => Finding::failed("", reading, load),
-            false => Finding::not_applicable("", format!("{reading}, and qp = local needs none")),
+            false => Finding::not_applicable("", format!("{reading}, and qp = local and qp = tcp need none")),
         }];
     }
     let is_usable = |d: &RdmaDevice| matches!(d.protocol(), Some(Protocol::Ib | Protocol::Iwarp));

@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Read as _};
 use std::path::{Path, PathBuf};
 
 use pushgate_driver_shim::memory;
+use pushgate_proxy::addresses::Interface;
 use pushgate_proxy::link::process_vm_readv_callable;
 
 use super::files::{UNREADABLE, failed, kept_unreadable, names, number, open, text};
@@ -35,6 +36,10 @@ pub fn host(roots: &Roots, wants: &Wants) -> Host {
         readv: live(&|| process_vm_readv_callable().map_err(|e| format!("process_vm_readv is refused: {e}"))),
         memfd: live(&|| memfd(wants)),
         shm: if roots.live { shm(&roots.dev.join("shm")) } else { Read::Absent },
+        interfaces: match roots.live {
+            true => Interface::all().map_or_else(Read::Unreadable, Read::Is),
+            false => Read::Absent,
+        },
         cgroup: cgroup(roots),
     }
 }

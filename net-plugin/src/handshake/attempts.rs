@@ -1,15 +1,10 @@
 //! The end that connects: dials, proves that it has the handle, and greets.
 
 use std::collections::{HashMap, HashSet};
-use std::net::TcpStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use pushgate::settings::Transport;
-use pushgate_proxy::door::Dialer;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use rustix::net::sockopt;
 
 use super::greeting::lost;
 use super::progress::{Made, Progress};
@@ -19,6 +14,7 @@ use crate::handle::{self, Handle};
 use crate::identity::Identity;
 use crate::join::{Joined, NewEnd, Purpose, Role};
 use crate::log;
+use crate::reaching::Reaching;
 use crate::runtime::Runtime;
 use crate::socket::Channel;
 use crate::stream::Stream;
@@ -45,10 +41,8 @@ struct Connecting {
 pub(super) enum Stage {
     /// To be dialed, perhaps again.
     Again,
-    /// The TCP connection is being established.
-    Dialing(TcpStream),
-    /// Both ends prove that they have the handle.
-    Proving(Box<Dialer>),
+    /// Over TCP: to one of the listener's addresses, and through its door.
+    Reaching(Box<Reaching>),
     /// This end has greeted.
     Joining(Box<Progress>),
 }
@@ -131,7 +125,9 @@ impl Connecting {
                     match to {
                         Dial::Tcp(to, transport) => {
                             self.transport = transport;
-                            Stage::Dialing(dial::dial_tcp(to)?)
+                            let terms = self.handle.key.terms(runtime.loaded.settings.tls);
+                            let host = self.handle.listener.host();
+                            Stage::Reaching(Box::new(Reaching::new(&to, terms, host)))
                         }
                         Dial::Unix => match dial::dial_unix(&self.handle.key.nonce())? {
                             Dialed::Connected(stream) => {
@@ -146,30 +142,13 @@ impl Connecting {
                         },
                     }
                 }
-                Stage::Dialing(stream) => {
-                    let mut fds = [PollFd::new(&stream, PollFlags::OUT)];
-                    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-                    if poll(&mut fds, Some(&now)).unwrap_or(0) == 0 {
-                        self.stage = Stage::Dialing(stream);
+                Stage::Reaching(mut reaching) => {
+                    let Some(stream) = reaching.advance().map_err(lost)? else {
+                        self.stage = Stage::Reaching(reaching);
                         return Ok(None);
-                    }
-                    let to = self.handle.tcp.expect("it was dialed");
-                    let unreachable = |e: Errno| {
-                        lost(format!("{to} can't be reached: {e}; may the hosts reach each other there?"))
                     };
-                    sockopt::socket_error(&stream).map_err(unreachable)?.map_err(unreachable)?;
-                    let terms = self.handle.key.terms(runtime.loaded.settings.tls);
-                    let dialer = Dialer::new(stream, &terms, &[]).map_err(lost)?;
-                    Stage::Proving(Box::new(dialer))
-                }
-                Stage::Proving(mut dialer) => {
-                    let to = self.handle.tcp.expect("it was dialed");
-                    if !dialer.advance().map_err(|e| lost(format!("{to}: {e}")))? {
-                        self.stage = Stage::Proving(dialer);
-                        return Ok(None);
-                    }
                     let replaced = runtime.loaded.settings.recovery().is_some();
-                    let stream = Stream::tcp(dialer.finish(), replaced).map_err(lost)?;
+                    let stream = Stream::tcp(stream, replaced).map_err(lost)?;
                     begin(runtime, &self.handle, stream, (class, self.transport), purpose)?
                 }
                 Stage::Joining(mut progress) => match progress.advance(runtime) {

@@ -45,7 +45,7 @@ impl Listener {
         let (unix, tcp) = sockets.addresses()?;
         let Loaded { rdma, tcp: links, identity, .. } = &*runtime.loaded;
         let between = match tcp {
-            Some(_) => Between { verbs: !rdma.is_empty(), tcp: links.is_some() },
+            Some(_) => Between { verbs: !rdma.is_empty(), tcp: *links },
             None => Between::default(),
         };
         let bytes = Handle { key, unix, tcp, between, listener: *identity }.encode();
@@ -147,7 +147,7 @@ fn transport(runtime: &Runtime, stream: &Stream, links: bool) -> Result<Transpor
     let loaded = &runtime.loaded;
     match stream {
         Stream::Unix(_) => Ok(Transport::Local),
-        Stream::Tcp(_) if links && loaded.tcp.is_some() => Ok(Transport::Tcp),
+        Stream::Tcp(_) if links && loaded.tcp => Ok(Transport::Tcp),
         Stream::Tcp(_) if !links && !loaded.rdma.is_empty() => Ok(Transport::Verbs),
         Stream::Tcp(_) => {
             Err(lost("it asks for queue pairs that this end does not make; set qp alike on all ranks"))

@@ -15,6 +15,7 @@ use crate::handle::Key;
 use crate::join::{Again, Joined, MetEnd, NewEnd, ReadyEnd, Role};
 use crate::runtime::Runtime;
 use crate::socket::{Channel, Line, Renewal};
+use crate::stream::Stream;
 
 /// A queue pair that was just made, and the socket by which its ends hear of each other's end.
 pub struct Made {
@@ -92,6 +93,10 @@ impl Progress {
     pub fn greeted(&mut self, again: Option<Place>, role: Role) {
         self.heard = 1;
         if let Some((own, other)) = self.token.take_if(|_| again.is_some()).zip(again) {
+            let other = match self.channel.stream() {
+                Stream::Tcp(s) => s.peer_addr().map_or(other, |peer| other.reached(peer)),
+                Stream::Unix(_) => other,
+            };
             self.channel.line().may_renew(Renewal { own, dials: role == Role::Send, other });
         }
     }

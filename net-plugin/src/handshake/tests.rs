@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use pushgate::settings::{QpKind, Transport};
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::closing::PeerStream;
+use pushgate_proxy::addresses::Places;
 use pushgate_proxy::connect::{self, Incarnation};
 use pushgate_proxy::session::Status;
 use pushgate_tests::fuse::Hanging;
@@ -254,6 +255,7 @@ fn p8_fuzz_no_greeting_or_handle_of_a_stranger_makes_an_end_of_the_plugin_panic(
     let ours = Alike::of_a_test(&[("devices", "4"), ("tuner", "ours")]);
     let again = Place::of_a_test();
     let listed = Listed::here(&Identity::here(), None, &["mlx5_0", "mlx5_1"]);
+    let places = |all: &[&str]| Places::of(&all.iter().map(|at| at.parse().unwrap()).collect::<Vec<_>>());
     let handle = |unix, tcp| {
         let between = Between { verbs: false, tcp: true };
         Handle { key, unix, tcp, between, listener: Identity::here() }.encode().to_vec()
@@ -261,8 +263,8 @@ fn p8_fuzz_no_greeting_or_handle_of_a_stranger_makes_an_end_of_the_plugin_panic(
     let seeds = [
         greet_with(&key, &ours, None, None, false),
         greet_with(&key, &Alike::of_a_test(&[("devices", "8")]), Some(&listed), Some(again), true),
-        handle(false, Some("10.1.2.3:4567".parse().unwrap())),
-        handle(true, Some("[fe80::1%3]:9".parse().unwrap())),
+        handle(false, places(&["10.1.2.3:4567", "[2001:db8::1]:4567"])),
+        handle(true, places(&["[fe80::1%3]:9"])),
     ];
     greeting(&seeds[0], &key).unwrap();
     fuzz(&seeds, |bytes| {

@@ -120,7 +120,7 @@ fn far(recover: Duration) -> [Far; 2] {
 /// `tls`: sockets that take the place of broken ones are encrypted.
 fn far_with(recover: Duration, tls: bool) -> [Far; 2] {
     let listen = || TcpListener::bind("127.0.0.1:0").unwrap();
-    let watches = [(); 2].map(|()| Watch::start(Some((listen(), recover, tls))).unwrap());
+    let watches = [(); 2].map(|()| Watch::start(Some((vec![listen()], recover, tls))).unwrap());
     let tokens = [0, 1].map(|i: usize| watches[i].here().unwrap().token().unwrap());
     let listener = listen();
     let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -294,7 +294,7 @@ fn p8_who_dials_again_without_a_token_or_with_an_impossible_count_is_turned_away
         let hello = serde_json::json!({ "token": token, "received": received });
         let until = Instant::now() + pushgate_tests::hang();
         let hello = envelope(VERSIONS.oldest(), &hello);
-        let stream = door::dial(place.at, &place.terms(false), &hello, until).unwrap();
+        let stream = door::dial(place.at.first(), &place.terms(false), &hello, until).unwrap();
         let mut incoming = Incoming::default();
         loop {
             if let Some((_, body)) = incoming.open(&stream, 4096).unwrap() {
@@ -307,7 +307,7 @@ fn p8_who_dials_again_without_a_token_or_with_an_impossible_count_is_turned_away
     wrong[15] ^= 1;
     // One without the key gets no further than the door.
     let key = door::Terms { secret: door::Secret::random::<16>().unwrap().0, ..place.terms(false) };
-    let e = door::dial(place.at, &key, b"", Instant::now() + pushgate_tests::hang()).unwrap_err();
+    let e = door::dial(place.at.first(), &key, b"", Instant::now() + pushgate_tests::hang()).unwrap_err();
     assert!(matches!(e, door::DoorError::Refused(door::Refused::TurnedAway)), "{e}");
     let Answer::Refused(why) = say(wrong, 0).1 else { panic!("it is taken") };
     assert!(why.contains("its token is that of no connection"), "{why}");

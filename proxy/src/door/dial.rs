@@ -55,6 +55,16 @@ pub fn dial(at: SocketAddr, terms: &Terms, greeting: &[u8], deadline: Instant) -
     if socket.local_addr().ok() == socket.peer_addr().ok() {
         return Err(unreached(Error::from(ErrorKind::ConnectionRefused)));
     }
+    pass(socket, terms, greeting, deadline)
+}
+
+/// Goes through the door of a connection that stands, and greets. Waits until `deadline` at most.
+pub fn pass(
+    socket: TcpStream,
+    terms: &Terms,
+    greeting: &[u8],
+    deadline: Instant,
+) -> Result<Stream, DoorError> {
     let mut dialer = Dialer::new(socket, terms, greeting)?;
     while !dialer.advance()? {
         if !wait(&mut [PollFd::new(&dialer, dialer.awaits())], deadline) {

@@ -57,12 +57,13 @@ pub struct Arrival {
 /// The descriptor ([`AsFd`]) is readable when there is something to do: an owner that polls adds it to its set and calls
 /// [`Door::next`] until there is nothing; nothing in it waits. A thread of its own calls [`Door::wait`].
 pub struct Door {
-    listener: TcpListener,
+    /// One for each address; at least one.
+    listeners: Vec<TcpListener>,
     terms: Terms,
     limits: Limits,
-    /// Has the listener, the timer and all connections that are on their way.
+    /// Has the listeners, the timer and all connections that are on their way.
     epoll: OwnedFd,
-    /// Fires when the oldest connection is late, or the listener may be looked at again.
+    /// Fires when the oldest connection is late, or the listeners may be looked at again.
     timer: OwnedFd,
     state: Mutex<State>,
     counts: Arc<Counts>,
@@ -85,8 +86,11 @@ struct OnItsWay {
     awaits: PollFlags,
 }
 
-const LISTENER: u64 = u64::MAX;
-const TIMER: u64 = u64::MAX - 1;
+/// The most listeners of a door.
+const MOST: u64 = 64;
+const TIMER: u64 = u64::MAX;
+/// Connections have numbers below, listeners those from the next one on.
+const STRANGERS: u64 = TIMER - 1 - MOST;
 
 impl Door {
     /// Listens at the first free one of these ports; port 0 is any free one. An address that other hosts reach takes a
@@ -120,33 +124,48 @@ impl Door {
 
     /// Listens with a socket that is bound already. An address that other hosts reach takes a secret.
     pub fn on(listener: TcpListener, terms: Terms, limits: Limits) -> Result<Door, DoorError> {
-        let made = || -> io::Result<(OwnedFd, OwnedFd, IpAddr)> {
-            listener.set_nonblocking(true)?;
+        Door::on_all(vec![listener], terms, limits)
+    }
+
+    /// As [`Door::on`], with sockets of several addresses, at least one.
+    pub fn on_all(listeners: Vec<TcpListener>, terms: Terms, limits: Limits) -> Result<Door, DoorError> {
+        assert!(!listeners.is_empty() && listeners.len() as u64 <= MOST, "{} listeners", listeners.len());
+        let made = || -> io::Result<(OwnedFd, OwnedFd, Vec<IpAddr>)> {
             let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
             let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
             let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
             let into = |fd: BorrowedFd<'_>, number| {
                 epoll::add(&epoll, fd, epoll::EventData::new_u64(number), epoll::EventFlags::IN)
             };
-            into(listener.as_fd(), LISTENER)?;
+            let mut ips = Vec::new();
+            for (listener, number) in listeners.iter().zip(STRANGERS + 1..) {
+                listener.set_nonblocking(true)?;
+                into(listener.as_fd(), number)?;
+                ips.push(listener.local_addr()?.ip());
+            }
             into(timer.as_fd(), TIMER)?;
-            Ok((epoll, timer, listener.local_addr()?.ip()))
+            Ok((epoll, timer, ips))
         };
         let failed = |error| DoorError::Io { what: "a listening socket".into(), error };
-        let (epoll, timer, ip) = made().map_err(failed)?;
-        check(ip, &terms)?;
+        let (epoll, timer, ips) = made().map_err(failed)?;
+        ips.into_iter().try_for_each(|ip| check(ip, &terms))?;
         let state = State {
             on_their_way: BTreeMap::new(),
             crowd: Crowd::new(limits.places),
             through: VecDeque::new(),
             paused: None,
         };
-        Ok(Door { listener, terms, limits, epoll, timer, state: Mutex::new(state), counts: Arc::default() })
+        Ok(Door { listeners, terms, limits, epoll, timer, state: Mutex::new(state), counts: Arc::default() })
     }
 
-    /// Where it listens.
+    /// Where it listens; the first of several addresses.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
+        self.listeners[0].local_addr()
+    }
+
+    /// All addresses at which it listens.
+    pub fn local_addrs(&self) -> io::Result<Vec<SocketAddr>> {
+        self.listeners.iter().map(TcpListener::local_addr).collect()
     }
 
     /// On what terms connections come through.
@@ -208,17 +227,20 @@ impl Door {
         let Ok(n) = epoll::wait(&self.epoll, &mut events, Some(&now_is_enough)) else { return };
         for event in &events[..n] {
             match event.data.u64() {
-                // The listener comes last: connections that have said something go before those that make them make room.
-                LISTENER | TIMER => {}
+                // The listeners come last: connections that have said something go before those that make them make room.
+                STRANGERS.. => {}
                 number => self.advance(state, number),
             }
         }
         self.make_room(state);
         for event in &events[..n] {
             match event.data.u64() {
-                LISTENER => self.accept(state),
                 TIMER => {
                     let _ = rustix::io::read(&self.timer, &mut [0u8; 8]);
+                }
+                number @ STRANGERS.. => {
+                    let listener = self.listeners.get((number - STRANGERS - 1) as usize);
+                    listener.into_iter().for_each(|listener| self.accept(state, listener));
                 }
                 _ => {}
             }
@@ -250,12 +272,14 @@ impl Door {
     /// Whether the descriptor tells of connections that wait to be taken in.
     fn listens(&self, listens: bool) {
         let flags = if listens { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
-        let _ = epoll::modify(&self.epoll, &self.listener, epoll::EventData::new_u64(LISTENER), flags);
+        for (listener, number) in self.listeners.iter().zip(STRANGERS + 1..) {
+            let _ = epoll::modify(&self.epoll, listener, epoll::EventData::new_u64(number), flags);
+        }
     }
 
-    fn accept(&self, state: &mut State) {
+    fn accept(&self, state: &mut State, listener: &TcpListener) {
         for _ in 0..AT_ONCE {
-            match self.listener.accept() {
+            match listener.accept() {
                 Ok((socket, from)) => {
                     let passage = match Passage::listener(socket, &self.terms, self.limits.greeting) {
                         Ok(passage) => passage,
@@ -371,6 +395,6 @@ impl AsFd for Door {
 
 impl std::fmt::Debug for Door {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Door({:?}, {:?})", self.listener, self.terms)
+        write!(f, "Door({:?}, {:?})", self.listeners, self.terms)
     }
 }

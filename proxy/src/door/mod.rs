@@ -35,7 +35,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 pub use counts::{Counted, Counts};
-pub use dial::{Dialer, dial};
+pub use dial::{Dialer, dial, pass};
 pub use handshake::{HELLO, Handshake, PROOF, Refused, VERSION};
 pub use listener::{Arrival, Door, Limits};
 pub use secret::{Secret, SecretError, VARIABLE};

@@ -1,6 +1,6 @@
 //! The pair of endpoints over TCP: both ends are in this process, and their streams go over loopback.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ fn host() -> &'static Arc<Host> {
         _ => Io::Socket,
     };
     let tuning = Tuning { path_timeout: None, io, one_thread: false, tls: false };
-    let open = move |tuning| Host::open(IpAddr::V4(Ipv4Addr::LOCALHOST), tuning);
+    let open = move |tuning| Host::open(&[(Ipv4Addr::LOCALHOST, 0).into()], tuning);
     HOST.get_or_init(|| match open(tuning) {
         Err(HostError::Ring(e)) => {
             eprintln!("not run over io_uring, but over sockets: {e}");

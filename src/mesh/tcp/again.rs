@@ -6,6 +6,7 @@
 use std::net::SocketAddr;
 
 use pushgate_driver_shim::versions::ABI;
+use pushgate_proxy::addresses::Places;
 use pushgate_proxy::door::Terms;
 use pushgate_proxy::redial::{self, Party};
 use serde::Serialize;
@@ -27,8 +28,8 @@ pub(in crate::mesh) struct Ranks {
     pub(super) size: u32,
     /// What rank 0 gave to this job's ranks.
     pub(super) token: String,
-    /// By rank; that of this one is not used.
-    pub(super) places: Vec<SocketAddr>,
+    /// By rank; that of this one is not used. Of a rank that this one dialled at set-up, the address that was reached.
+    pub(super) places: Vec<Places>,
     /// What all ranks must agree on.
     pub(super) terms: Terms,
 }
@@ -44,8 +45,8 @@ impl Party for Ranks {
         rank < self.rank
     }
 
-    fn place(&self, rank: u32) -> SocketAddr {
-        self.places[rank as usize]
+    fn places(&self, rank: u32) -> Vec<SocketAddr> {
+        self.places[rank as usize].all()
     }
 
     fn terms(&self, _: u32) -> Terms {
@@ -62,6 +63,7 @@ impl Party for Ranks {
             rank: self.rank,
             to: rank,
             listens: None,
+            also: Vec::new(),
             token: Some(self.token.clone()),
             again: Some(received),
         }

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use pushgate_driver_shim::log::Foreign;
 use pushgate_driver_shim::versions::{ABI, Versions};
+use pushgate_proxy::addresses::Places;
 use pushgate_proxy::door::Stream;
 use pushgate_proxy::redial::envelope::{envelope, send_all};
 use serde::{Deserialize, Serialize};
@@ -16,7 +17,7 @@ use super::ANSWER;
 /// Versions that this build speaks of everything that goes over these connections.
 pub(super) const VERSIONS: Versions = Versions::new(6, 6);
 pub(super) const MAX_GREETING: usize = 1024;
-pub(super) const MAX_ANSWER: usize = 1 << 16;
+pub(super) const MAX_ANSWER: usize = 1 << 17;
 /// A greeting: who connects, and to which rank.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Hello {
@@ -32,6 +33,9 @@ pub(super) struct Hello {
     pub(super) to: u32,
     /// Sent to rank 0 only: where this rank listens.
     pub(super) listens: Option<SocketAddr>,
+    /// Sent to rank 0 only: more addresses at which this rank listens.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) also: Vec<SocketAddr>,
     /// Sent to other ranks, and by a rank that dials again: what rank 0 gave to this job's ranks alone, so that jobs with one secret stay apart.
     pub(super) token: Option<String>,
     /// From a rank whose connection broke: how many frames it has received.
@@ -72,6 +76,12 @@ impl Hello {
         }
         Ok(hello)
     }
+
+    /// Where the sender listens; `None` if it names no address, or more than a rank does.
+    pub(super) fn places(&self) -> Option<Places> {
+        let first = self.listens?;
+        Places::try_from([vec![first], self.also.clone()].concat()).ok()
+    }
 }
 
 /// What to do about ranks whose versions differ.
@@ -93,6 +103,9 @@ pub(super) enum Answer {
     Table {
         token: String,
         addresses: Vec<SocketAddr>,
+        /// More addresses of each of these ranks, if one has more.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        also: Vec<Vec<SocketAddr>>,
         port: u16,
     },
     Welcome,

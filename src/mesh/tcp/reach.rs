@@ -370,12 +370,14 @@ mod tests {
             rank: 2,
             to: 0,
             listens: Some("[fd00::1]:7".parse().unwrap()),
+            also: vec!["[fe80::1%3]:7".parse().unwrap()],
             token: None,
             again: None,
         };
         let table = Answer::Table {
             token: secret().unwrap(),
             addresses: vec!["10.0.0.1:7".parse().unwrap(); 3],
+            also: vec![vec!["10.1.0.1:7".parse().unwrap()]; 3],
             port: 9,
         };
         let reach = Reach { local: Some(Place::new().unwrap()), verbs: Some(Fabric::Ethernet), tcp: true };

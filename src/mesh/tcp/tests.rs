@@ -63,6 +63,7 @@ fn hello(rank: u32, size: u32) -> Hello {
         size,
         rank,
         to: 0,
+        also: Vec::new(),
         listens: Some("127.0.0.1:1".parse().unwrap()),
         token: None,
         again: None,
@@ -227,7 +228,7 @@ fn p8_ranks_know_each_other_by_the_token() {
     let (place, first) = rank0("127.0.0.1:0", 3);
     let second = join(&place, 1, 3);
     let third = greets(&place, &sealed(&hello(2, 3)));
-    let Answer::Table { token, addresses, port: 0 } = hear(&third) else { panic!("no table") };
+    let Answer::Table { token, addresses, port: 0, .. } = hear(&third) else { panic!("no table") };
     assert_eq!((token.len(), addresses.len()), (32, 2));
     let to_second = |token: Option<String>| sealed(&Hello { to: 1, token, ..hello(2, 3) });
     let at = addresses[0].to_string();
@@ -630,7 +631,7 @@ fn p8_ranks_that_dial_again_know_the_token_and_say_what_can_be() {
     let (_streams, again) = all.pop().unwrap();
     let again = again.unwrap();
     let (mesh, lost) = mesh(0, all.pop().unwrap());
-    let (at, token) = (again.party().places[0].to_string(), Some(again.party().token.clone()));
+    let (at, token) = (again.party().places[0].first().to_string(), Some(again.party().token.clone()));
     let dials = |change: fn(&mut Hello)| {
         let mut h = Hello { token: token.clone(), again: Some(0), listens: None, ..hello(1, 2) };
         change(&mut h);

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, IoSliceMut};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -23,7 +23,8 @@ use super::sockets::Readiness;
 use super::uring::RingError;
 use super::wire::Wire;
 use super::wires::{Io, Wires};
-use crate::door::{Counted, Door, DoorError, Limits, PASSAGE, Purpose, Secret, Stream, Terms, dial};
+use crate::addresses::{REMEDY, Reach, listen};
+use crate::door::{Counted, Door, DoorError, Limits, PASSAGE, Purpose, Secret, Stream, Terms, pass};
 use crate::linger::Lingered;
 
 /// Time for one attempt to connect.
@@ -51,8 +52,8 @@ const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 /// Why a process can't be met.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// The listening socket.
-    #[error("{0}; set `host` to an address of this host")]
+    /// The listening sockets.
+    #[error("{0}; {REMEDY}")]
     Listen(#[from] DoorError),
     /// A thread, what it waits for, or random numbers.
     #[error("a thread for links over TCP: {0}")]
@@ -110,16 +111,18 @@ pub struct Host {
 }
 
 impl Host {
-    /// Listens at `address`, on a port that is free. The door has a secret of its own, which peers are told with each link.
-    pub fn open(address: IpAddr, tuning: Tuning) -> Result<Arc<Host>, HostError> {
+    /// Listens at these addresses, on a port that is free; at least one. The door has a secret of its own, which peers are told with
+    /// each link.
+    pub fn open(addresses: &[SocketAddr], tuning: Tuning) -> Result<Arc<Host>, HostError> {
         // An encrypted stream is a plain socket's.
         let io = if tuning.tls { Io::Socket } else { tuning.io };
         let wires = Wires::choose(io, tuning.one_thread)?;
         let (secret, key) = Secret::random::<32>().map_err(HostError::Thread)?;
         let terms = Terms { secret, purpose: Purpose::LINK, tls: tuning.tls };
         let limits = Limits { places: PLACES, greeting: GREETING, time: PASSAGE };
-        let door = Door::listen(address, 0..=0, terms, limits)?;
-        let addresses = vec![door.local_addr().map_err(HostError::Thread)?];
+        let failed = |error| DoorError::Io { what: "listening for links".into(), error };
+        let door = Door::on_all(listen(addresses).map_err(failed)?, terms, limits)?;
+        let addresses = door.local_addrs().map_err(HostError::Thread)?;
         let bell = EventFd::new().map_err(HostError::Thread)?;
         let stop = AtomicBool::new(false);
         let shared = Arc::new(Shared { waiting: Mutex::default(), tuning, stop, bell, door });
@@ -309,7 +312,7 @@ impl Meeting for HostMeeting {
         let (to, arrived) = channel();
         let (tell, failed) = channel();
         (coming.arrived, coming.failed) = (arrived, failed);
-        let dialing = Dialing::new(peer, self.host.shared.tuning, until, &coming.cancelled)?;
+        let mut dialing = Dialing::new(peer, self.host.shared.tuning, until, &coming.cancelled)?;
         let dial = move || {
             for number in 0..streams {
                 match dialing.stream(number) {
@@ -408,24 +411,37 @@ impl Dialing {
     }
 
     /// Dials one stream, until one stands or the time is over.
-    fn stream(&self, number: usize) -> Result<Stream, String> {
+    fn stream(&mut self, number: usize) -> Result<Stream, String> {
         let mut greeting = self.token.to_vec();
         greeting.extend((number as u16).to_le_bytes());
-        let mut last = String::from("no address");
         loop {
-            for address in &self.addresses {
+            let mut reach = Reach::new(&self.addresses);
+            let attempt = Instant::now() + ATTEMPT;
+            let last = loop {
                 if self.cancelled.load(Ordering::Relaxed) {
                     return Err("given up".into());
                 }
-                let dialled = dial(*address, &self.terms, &greeting, Instant::now() + ATTEMPT);
-                match dialled.map(|stream| tune(&stream, self.tuning).map(|()| stream)) {
-                    Ok(Ok(stream)) => return Ok(stream),
-                    Ok(Err(e)) => last = format!("a stream to {address}: {e}"),
-                    Err(e) => last = e.to_string(),
+                match reach.advance() {
+                    Ok(Some((at, socket))) => {
+                        let passed = pass(socket, &self.terms, &greeting, Instant::now() + ATTEMPT);
+                        let tuned = passed.map(|stream| tune(&stream, self.tuning).map(|()| stream));
+                        match tuned {
+                            Ok(Ok(stream)) => {
+                                // The other streams need not seek the way again.
+                                self.addresses = vec![at];
+                                return Ok(stream);
+                            }
+                            Ok(Err(e)) => reach.leads_elsewhere(at, e.to_string()),
+                            Err(e) => reach.leads_elsewhere(at, e.to_string()),
+                        }
+                    }
+                    Ok(None) if Instant::now() < attempt => reach.wait(attempt.min(Instant::now() + PAUSE)),
+                    Ok(None) => break reach.tried(),
+                    Err(tried) => break tried,
                 }
-            }
+            };
             if Instant::now() >= self.until {
-                return Err(last);
+                return Err(format!("the peer's place can't be reached: {last}; there, {REMEDY}"));
             }
             std::thread::sleep(PAUSE);
         }

@@ -120,7 +120,7 @@ impl Pair {
         let need = depth * size.div_ceil(unit) * unit;
         let window = b.window(need, need)?;
         let tuning = Tuning { path_timeout: None, io: s.tcp_io.into(), one_thread: true, tls: s.tls };
-        let host = || Host::open(address, tuning);
+        let host = || Host::open(&[(address, 0).into()], tuning);
         let hosts = [host()?, host()?];
         let (links, windows) = connect(s, &hosts, window)?;
         let wire = links[0].wire();

@@ -1,10 +1,12 @@
 //! `pushgate doctor --listen`: the end that answers a `pushgate doctor --peer`.
 
 use std::io::{Error, ErrorKind, Result as IoResult};
+use std::net::TcpListener;
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow};
 use pushgate::Settings;
+use pushgate_proxy::addresses::own;
 use pushgate_proxy::door::{Arrival, Door, Limits};
 use pushgate_proxy::redial::envelope::envelope;
 
@@ -18,10 +20,11 @@ use pushgate_driver_shim::log::Foreign;
 pub fn serve(place: &str, settings: &Settings) -> Result<()> {
     let at = addresses(place)
         .with_context(|| format!("--listen {place}: expected ADDRESS[:PORT] of this host"))?;
-    let at = *at.first().ok_or_else(|| anyhow!("--listen {place}: the name has no address"))?;
+    let at = *own(at).first().ok_or_else(|| anyhow!("--listen {place}: the name has no address"))?;
     let terms = settings.terms(PURPOSE)?;
     let limits = Limits { greeting: LONGEST, ..Limits::default() };
-    let door = Door::listen(at.ip(), at.port()..=at.port(), terms, limits)?;
+    let listener = TcpListener::bind(at).with_context(|| format!("listening at {at}"))?;
+    let door = Door::on(listener, terms, limits)?;
     outln!(
         "listening at {}; try `pushgate doctor --peer` at the other host, Ctrl-C ends this",
         door.local_addr()?
@@ -29,7 +32,7 @@ pub fn serve(place: &str, settings: &Settings) -> Result<()> {
     loop {
         let Some(Arrival { stream, greeting, from }) = door.wait(None, None)? else { continue };
         let talk = Talk { stream, until: Instant::now() + SESSION };
-        match answer(&talk, &greeting) {
+        match answer(&talk, &greeting, &settings.host) {
             Ok(release) => outln!("{from}: answered, pushgate {release}")?,
             Err(e) => outln!("{from}: {e}")?,
         }
@@ -38,10 +41,10 @@ pub fn serve(place: &str, settings: &Settings) -> Result<()> {
 }
 
 /// Answers what one peer asks. Returns its release.
-fn answer(talk: &Talk, greeting: &[u8]) -> IoResult<String> {
+fn answer(talk: &Talk, greeting: &[u8], host: &str) -> IoResult<String> {
     let theirs: Side = serde_json::from_slice(greeting)
         .map_err(|e| Error::new(ErrorKind::InvalidData, Foreign::word(e).to_string()))?;
-    talk.put(&envelope(VERSION, &Side::of_this_host(mtu(&talk.stream))))?;
+    talk.put(&envelope(VERSION, &Side::of_this_host(mtu(&talk.stream), host)))?;
     let mut bytes = vec![0; CHUNK];
     loop {
         let mut asked = [0; 9];

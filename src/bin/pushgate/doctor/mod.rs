@@ -11,8 +11,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow};
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use pushgate::settings::{AutoOr, HugePages, PluginSettings, Transport, WindowKind, WriteOrder};
-use pushgate_doctor::{self as doctor, Roots, Wants};
+use pushgate::settings::{AutoOr, HugePages, PluginSettings, QpKind, Transport, WindowKind, WriteOrder};
+use pushgate_doctor::{self as doctor, QueuePairs, Roots, Wants};
 
 use crate::exit;
 use crate::flags;
@@ -89,6 +89,13 @@ pub fn command(settings: impl Fn(Command) -> Command) -> Command {
 pub fn wants(settings: &PluginSettings, told: Result<String, String>) -> Wants {
     Wants {
         verbs: settings.transports() == [Transport::Verbs],
+        qp: match settings.qp {
+            QpKind::Local => QueuePairs::Local,
+            QpKind::Verbs => QueuePairs::Verbs,
+            QpKind::Tcp => QueuePairs::Tcp,
+            _ => QueuePairs::Auto,
+        },
+        host: (settings.host != "auto").then(|| settings.host.clone()),
         window: match settings.window {
             WindowKind::Staging => doctor::Window::Staging,
             WindowKind::Bar => doctor::Window::Bar,

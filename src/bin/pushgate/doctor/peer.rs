@@ -8,13 +8,14 @@ use pushgate::settings::{QpKind, Transport};
 use pushgate::{Result, Settings};
 use pushgate_doctor::{Finding, Report};
 use pushgate_driver_shim::log::Foreign;
+use pushgate_proxy::addresses::{REMEDY, routes};
 use pushgate_proxy::door::{DoorError, PASSAGE, Refused, dial};
 use pushgate_proxy::redial::envelope::{Incoming, wait};
 use rustix::event::{PollFd, PollFlags};
 use serde::Serialize;
 
 use super::side::{
-    CHUNK, GIVE, LONGEST, PING, PURPOSE, Port, SESSION, Side, TAKE, Talk, addresses, ask, mtu, same,
+    CHUNK, GIVE, LONGEST, Offers, PING, PURPOSE, Port, SESSION, Side, TAKE, Talk, addresses, ask, mtu, same,
 };
 
 /// Round trips that are measured.
@@ -92,10 +93,11 @@ fn reach(place: &str, settings: &Settings) -> Result<std::result::Result<Reached
             "set secret-file or PUSHGATE_SECRET to one secret on both hosts",
         );
     }
-    let own = Side::of_this_host(None);
+    let own = Side::of_this_host(None, &settings.host);
     let greeting = serde_json::to_vec(&own).expect("plain data");
     let mut last = None;
-    for at in all {
+    // A link-local address stands for one behind each interface.
+    for at in routes(&all) {
         match dial(at, &terms, &greeting, Instant::now() + PASSAGE) {
             Err(e) => last = Some(refused(at, &e)),
             Ok(stream) => {
@@ -106,7 +108,11 @@ fn reach(place: &str, settings: &Settings) -> Result<std::result::Result<Reached
             }
         }
     }
-    Ok(Err(last.expect("there is an address")))
+    let no_interface = || {
+        let reading = "no interface of this host leads to link-local addresses".to_owned();
+        Finding::failed(place, reading, "bring an interface of this host up")
+    };
+    Ok(Err(last.unwrap_or_else(no_interface)))
 }
 
 /// What the peer says of itself.
@@ -188,6 +194,7 @@ fn findings(talk: &Talk, own: &Side, theirs: &Side, verbs: bool, peer: &mut Meas
             Err(e) => cut(e),
         },
     );
+    push("peer-address", offers(own.offers.as_ref(), theirs.offers.as_ref(), &peer.address));
     push("peer-version", versions(own, theirs));
     push("peer-mtu", mtus(peer.mtu, peer.peer_mtu));
     push("peer-rdma", rdma(&own.ports, &theirs.ports, verbs));
@@ -246,6 +253,24 @@ fn stream(mut begin: impl FnMut() -> IoResult<()>, mut end: impl FnMut() -> IoRe
         ended += 1;
     }
     Ok((begun * CHUNK as u64) as f64 / start.elapsed().as_secs_f64() / 1e9)
+}
+
+/// Whether ranks of both ends offer addresses that the other end may reach.
+fn offers(own: Option<&Offers>, theirs: Option<&Offers>, reached: &str) -> Finding {
+    let (Some(own), Some(theirs)) = (own, theirs) else {
+        return Finding::not_applicable(
+            "",
+            "an end of an earlier release does not say what addresses it offers",
+        );
+    };
+    let reading = format!("ranks offer {} here, {} at the peer", own.at, theirs.at);
+    match own.only_here || theirs.only_here {
+        false => Finding::passed("", reading),
+        true => {
+            let remedy = format!("{REMEDY}: {reached} leads to the peer");
+            Finding::failed("", reading, remedy)
+        }
+    }
 }
 
 fn versions(own: &Side, theirs: &Side) -> Finding {

@@ -4,10 +4,11 @@
 //! listener answers: nine bytes say what is asked ([`PING`], [`TAKE`], [`GIVE`]) and of how many bytes.
 
 use std::io::{Error, ErrorKind, IoSliceMut, Result};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use pushgate_doctor::{self as doctor, Part, Roots, Wants};
+use pushgate_proxy::addresses::{Wish, offer, resolve};
 use pushgate_proxy::door::{Purpose, Stream};
 use pushgate_proxy::link::verbs::gid::{GidEntry, GidType};
 use pushgate_proxy::redial::envelope::{send_all, wait};
@@ -48,6 +49,28 @@ pub struct Side {
     pub mtu: Option<u32>,
     /// Ports of RDMA devices that are active.
     pub ports: Vec<Port>,
+    /// The addresses that ranks of this end offer to others, or why there are none. An earlier release says nothing.
+    #[serde(default)]
+    pub offers: Option<Offers>,
+}
+
+/// The addresses at which other hosts reach an end.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Offers {
+    /// In words.
+    pub at: String,
+    /// No other host reaches them.
+    pub only_here: bool,
+}
+
+impl Offers {
+    /// Those of this host; `host` is the setting.
+    fn of_this_host(host: &str) -> Offers {
+        match offer(&Wish { host, ..Wish::default() }) {
+            Ok(offered) => Offers { only_here: offered.only_here.is_some(), at: offered.to_string() },
+            Err(why) => Offers { only_here: true, at: why },
+        }
+    }
 }
 
 /// A port of an RDMA device.
@@ -73,8 +96,8 @@ pub struct Gid {
 }
 
 impl Side {
-    /// What this host is.
-    pub fn of_this_host(mtu: Option<u32>) -> Side {
+    /// What this host is; `host` is the setting.
+    pub fn of_this_host(mtu: Option<u32>, host: &str) -> Side {
         let checks: Vec<_> = doctor::CHECKS.iter().filter(|c| c.parts == [Part::Rdma]).collect();
         let readings = doctor::look(&checks, &Roots::host(), Wants::default());
         let prefixes = prefixes();
@@ -102,7 +125,8 @@ impl Side {
             }
         }
         ports.truncate(MOST);
-        Side { speaks: VERSION, release: env!("CARGO_PKG_VERSION").into(), mtu, ports }
+        let offers = Some(Offers::of_this_host(host));
+        Side { speaks: VERSION, release: env!("CARGO_PKG_VERSION").into(), mtu, ports, offers }
     }
 }
 
@@ -154,16 +178,9 @@ pub fn mtu(stream: &Stream) -> Option<u32> {
     mtu.ok()
 }
 
-/// The addresses of `HOST[:PORT]`, of which IPv6 addresses with a port stand in brackets.
+/// The addresses of `HOST[:PORT]`, of which IPv6 addresses with a port stand in brackets, and link-local ones may name an interface.
 pub fn addresses(place: &str) -> Result<Vec<SocketAddr>> {
-    let bare = place.strip_prefix('[').and_then(|p| p.strip_suffix(']')).unwrap_or(place);
-    if let Ok(ip) = bare.parse::<IpAddr>() {
-        return Ok(vec![(ip, PORT).into()]);
-    }
-    match place.contains(':') {
-        true => Ok(place.to_socket_addrs()?.collect()),
-        false => Ok((place, PORT).to_socket_addrs()?.collect()),
-    }
+    resolve(place, Some(PORT))
 }
 
 /// A connection behind the door, with the time that all of it may take.
@@ -235,6 +252,7 @@ mod tests {
             ["10.0.0.1:7118", "[::1]:7118", "[::1]:7118"]
         );
         assert_eq!([one("127.0.0.1:5"), one("[::1]:5")], ["127.0.0.1:5", "[::1]:5"]);
+        assert_eq!([one("fe80::1%1"), one("[fe80::1%1]:5")], ["[fe80::1%1]:7118", "[fe80::1%1]:5"]);
         assert!(addresses("127.0.0.1:x").is_err());
     }
 }

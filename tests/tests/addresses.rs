@@ -1,0 +1,319 @@
+//! Hosts whose networks are not as a laptop's: without a default route, with IPv6 alone, with link-local addresses alone, with two
+//! networks of which one leads nowhere, with addresses on the loopback device. A host is a network namespace of the test's own.
+
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use pushgate::settings::PluginSettings;
+use pushgate_tests::built::{example, nccl_caller, plugin, pushgate};
+use pushgate_tests::{hang, output};
+
+/// Both hosts know it.
+const SECRET: &str = "a secret that these two hosts alone know";
+
+/// Two hosts that are joined by cables, or by none.
+struct Hosts {
+    names: [String; 2],
+}
+
+fn ip(arguments: &str) -> Result<(), String> {
+    let output = Command::new("ip").args(arguments.split(' ')).output().map_err(|e| format!("ip: {e}"))?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(format!("ip {arguments}: {}", String::from_utf8_lossy(&output.stderr).trim())),
+    }
+}
+
+impl Hosts {
+    /// Makes two hosts, in which these commands of `ip` are run, first those of the first host. Nothing, once the reason was told,
+    /// where this machine gives no namespaces. An interface `eth0` joins both hosts, and so does `eth1`.
+    fn new(commands: [&[&str]; 2]) -> Option<Hosts> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let id = format!("pga{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let hosts = Hosts { names: [format!("{id}-a"), format!("{id}-b")] };
+        let [a, b] = &hosts.names;
+        let make = || -> Result<(), String> {
+            for name in &hosts.names {
+                ip(&format!("netns add {name}"))?;
+                ip(&format!("-n {name} link set lo up"))?;
+            }
+            for eth in ["eth0", "eth1"] {
+                ip(&format!("-n {a} link add {eth} type veth peer name {eth} netns {b}"))?;
+            }
+            Ok(())
+        };
+        if let Err(why) = make() {
+            pushgate_tests::skip(&format!("hosts with other networks: no network namespaces: {why}"));
+            return None;
+        }
+        for (name, commands) in hosts.names.iter().zip(commands) {
+            for command in commands {
+                ip(&format!("-n {name} {command}")).unwrap();
+            }
+        }
+        Some(hosts)
+    }
+
+    /// A command on a host, without settings of the environment.
+    fn command(&self, host: usize, program: &Path) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.names[host]]).arg(program);
+        bare(&mut command);
+        command
+    }
+
+    /// Two ranks of NCCL's caller, one on each host, over tcp; returns whether they succeeded, and what they said.
+    fn nccl(&self, set: &[(&str, &str)], second: &str) -> (bool, String) {
+        let mut command = self.command(0, &nccl_caller(env!("CARGO_BIN_EXE_nccl-caller")));
+        command.args(["traffic", "--processes", "--groups", "3", "--plugin"]).arg(plugin());
+        let within = format!("ip netns exec {}", self.names[1]);
+        command.env("NCCL_CALLER_RANK_1_WITHIN", within).env("NCCL_CALLER_VERBOSE", "1");
+        command
+            .env("PUSHGATE_QP", "tcp")
+            .env("PUSHGATE_NET_WINDOW_SIZE", "256K")
+            .env("NCCL_CALLER_RANK_1", second);
+        command.envs(set.iter().copied()).stdin(Stdio::null());
+        let output = output(&mut command, hang());
+        (output.status.success(), text(&output))
+    }
+
+    /// Two ranks that reduce 64 KiB, which meet at this address of the first host.
+    fn allreduce(&self, at: &str) {
+        let program = example("allreduce");
+        let rendezvous = format!("{at}:7117");
+        let start = |host: usize| {
+            let mut command = self.command(host, &program);
+            command.args([
+                "--ranks",
+                "2",
+                "--nodes",
+                "2",
+                "--node",
+                &host.to_string(),
+                "--json",
+                "--device",
+                "cpu",
+            ]);
+            command.args(["--qp", "tcp", "--rendezvous", &rendezvous, "--job", "addresses", "--size", "64K"]);
+            Running::start(command.args(["--iters", "1", "--warmup", "0"]))
+        };
+        let ended = [0, 1].map(start).map(Running::end);
+        let said = ended.iter().map(text).collect::<String>();
+        assert!(ended.iter().all(|output| output.status.success()), "{said}");
+        assert!(said.contains(r#""verified":true"#), "{said}");
+    }
+
+    /// What the doctor of a host says with these flags, and its exit status.
+    fn doctor(&self, host: usize, flags: &[&str]) -> (i32, String) {
+        let mut command = self.command(host, pushgate());
+        let output = output(command.arg("doctor").args(flags).stdin(Stdio::null()), hang());
+        (output.status.code().expect("it ends by itself"), text(&output))
+    }
+
+    /// What the doctor of the second host says of the path to this address of the first one.
+    fn doctor_of_peer(&self, at: &str) -> (i32, String) {
+        let mut listens = self.command(0, pushgate());
+        let _listens = Running::start(listens.args(["doctor", "--listen", at]));
+        let begin = Instant::now();
+        loop {
+            let (code, said) = self.doctor(1, &["--peer", at]);
+            if !said.contains("refused") || begin.elapsed() > hang() {
+                return (code, said);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        // The cables go with them. Some may not have been made.
+        for name in &self.names {
+            let _ = ip(&format!("netns delete {name}"));
+        }
+    }
+}
+
+/// Takes settings of the environment away.
+fn bare(command: &mut Command) {
+    for key in PluginSettings::keys() {
+        command.env_remove(key.variable());
+    }
+    for variable in ["NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY", "PUSHGATE_CONFIG", "PUSHGATE_LOG"] {
+        command.env_remove(variable);
+    }
+    command.env("PUSHGATE_SECRET", SECRET);
+}
+
+fn text(output: &Output) -> String {
+    [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes)).join("")
+}
+
+/// A program that is killed when the test gives up.
+struct Running(Option<Child>);
+
+impl Running {
+    fn start(command: &mut Command) -> Running {
+        let piped = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Running(Some(piped.spawn().unwrap()))
+    }
+
+    fn end(mut self) -> Output {
+        let begin = Instant::now();
+        let child = self.0.as_mut().expect("it runs");
+        while child.try_wait().unwrap().is_none() {
+            assert!(begin.elapsed() < hang(), "a rank hangs");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.0.take().expect("it runs").wait_with_output().unwrap()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // `ip netns exec` becomes the program, so this is the rank itself.
+        if let Some(child) = &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+const UP: [&str; 2] = ["link set eth0 up", "link set eth1 up"];
+
+#[track_caller]
+fn carried(hosts: &Hosts, set: &[(&str, &str)], at: &str) -> String {
+    let (ok, log) = hosts.nccl(set, "");
+    assert!(ok && log.contains("queue pairs are tcp, at ") && log.contains(at), "{log}");
+    log
+}
+
+#[test]
+fn without_a_default_route_ranks_reduce_over_tcp_and_the_doctor_names_the_address() {
+    let commands = ["address add 10.80.0.1/24 dev eth0", "address add 10.80.0.2/24 dev eth0"];
+    let Some(hosts) = Hosts::new([&[commands[0], UP[0]], &[commands[1], UP[0]]]) else { return };
+    carried(&hosts, &[], "10.80.0.1 (eth0)");
+    hosts.allreduce("10.80.0.1");
+    let (_, said) = hosts.doctor(0, &["--qp", "tcp", "--only", "tcp-address"]);
+    assert!(said.contains("others connect to this host at 10.80.0.1 (eth0)"), "{said}");
+    let (_, said) = hosts.doctor_of_peer("10.80.0.1");
+    assert!(said.contains("ranks offer 10.80.0.2 (eth0) here, 10.80.0.1 (eth0) at the peer"), "{said}");
+}
+
+#[test]
+fn with_ipv6_alone_ranks_reduce_over_tcp() {
+    let add = |n| format!("address add fd00:80::{n}/64 dev eth0 nodad");
+    let [a, b] = [add(1), add(2)];
+    let Some(hosts) = Hosts::new([&[&a, UP[0]], &[&b, UP[0]]]) else { return };
+    carried(&hosts, &[], "fd00:80::1 (eth0)");
+    hosts.allreduce("[fd00:80::1]");
+}
+
+#[test]
+fn with_link_local_addresses_alone_each_end_takes_its_own_interface() {
+    // The interfaces have other numbers at the second host.
+    let add = |n| format!("address add fe80::{n}/64 dev eth0 nodad");
+    let [a, b] = [add(1), add(2)];
+    let down = "link set eth0 addrgenmode none";
+    let other = "link add other type dummy";
+    let Some(hosts) = Hosts::new([&[down, &a, UP[0]], &[down, other, &b, UP[0]]]) else { return };
+    carried(&hosts, &[], "fe80::1%eth0");
+    carried(
+        &hosts,
+        &[("PUSHGATE_HOST", "fe80::1%eth0"), ("NCCL_CALLER_RANK_1", "PUSHGATE_HOST=fe80::2%eth0")],
+        "fe80::1%eth0",
+    );
+    hosts.allreduce("[fe80::1%eth0]");
+    let (_, said) = hosts.doctor_of_peer("[fe80::1%eth0]:7119");
+    assert!(said.contains("ranks offer fe80::2%eth0 here, fe80::1%eth0 at the peer"), "{said}");
+}
+
+#[test]
+fn where_the_default_route_is_of_a_network_that_does_not_lead_there_the_other_network_is_taken() {
+    let add = |n: u32| {
+        // The first network is another one at each host, and has the default route.
+        [format!("address add 10.8{n}.0.{n}/24 dev eth0"), format!("address add 10.90.0.{n}/24 dev eth1")]
+    };
+    let [[a0, a1], [b0, b1]] = [add(1), add(2)];
+    let routes = [1, 2].map(|n| format!("route add default via 10.8{n}.0.9 dev eth0"));
+    let [ra, rb] = &routes;
+    let Some(hosts) = Hosts::new([&[&a0, &a1, UP[0], UP[1], ra], &[&b0, &b1, UP[0], UP[1], rb]]) else {
+        return;
+    };
+    let log = carried(&hosts, &[], "10.81.0.1 (eth0), 10.90.0.1 (eth1)");
+    assert!(log.contains("10.82.0.2 (eth0), 10.90.0.2 (eth1)"), "{log}");
+    hosts.allreduce("10.90.0.1");
+    // NCCL's own variable names the one.
+    carried(&hosts, &[("NCCL_SOCKET_IFNAME", "=eth1")], "at 10.90.0.1 (eth1)");
+    carried(
+        &hosts,
+        &[("NCCL_SOCKET_IFNAME", "^eth0"), ("NCCL_SOCKET_FAMILY", "AF_INET")],
+        "at 10.90.0.1 (eth1)",
+    );
+    let (ok, log) = hosts.nccl(&[("NCCL_SOCKET_IFNAME", "ib")], "");
+    assert!(
+        !ok && log.contains("eth0 is not in NCCL_SOCKET_IFNAME=ib") && log.contains("PUSHGATE_HOST"),
+        "{log}"
+    );
+}
+
+#[test]
+fn addresses_of_the_loopback_device_to_which_routes_lead_are_taken() {
+    let set = |own: u32, other: u32| {
+        [
+            "link set eth0 addrgenmode none".to_owned(),
+            format!("address add 10.91.0.{own}/32 dev lo"),
+            format!("address add fe80::{own}/64 dev eth0 nodad"),
+            UP[0].to_owned(),
+            format!("route add 10.91.0.{other} via inet6 fe80::{other} dev eth0 src 10.91.0.{own}"),
+        ]
+    };
+    let [a, b] = [set(1, 2), set(2, 1)];
+    let refs = |all: &[String; 5]| all.each_ref().map(|text| text.clone());
+    let (a, b) = (refs(&a), refs(&b));
+    let (a, b): (Vec<&str>, Vec<&str>) = (a.iter().map(|t| &**t).collect(), b.iter().map(|t| &**t).collect());
+    let Some(hosts) = Hosts::new([&a, &b]) else { return };
+    carried(&hosts, &[], "10.91.0.1 (lo)");
+    hosts.allreduce("10.91.0.1");
+}
+
+#[test]
+fn interfaces_of_unlike_mtu_carry_what_fits() {
+    let add = |n: u32, mtu: u32| {
+        [format!("link set eth0 mtu {mtu}"), format!("address add 10.92.0.{n}/24 dev eth0"), UP[0].to_owned()]
+    };
+    let [a, b] = [add(1, 9000), add(2, 1400)];
+    let refs = |all: &[String; 3]| all.iter().map(String::as_str).map(str::to_owned).collect::<Vec<_>>();
+    let (a, b) = (refs(&a), refs(&b));
+    let (a, b): (Vec<&str>, Vec<&str>) = (a.iter().map(|t| &**t).collect(), b.iter().map(|t| &**t).collect());
+    let Some(hosts) = Hosts::new([&a, &b]) else { return };
+    // The path's MTU is told by the connection's ends alone.
+    carried(&hosts, &[], "10.92.0.1 (eth0)");
+    hosts.allreduce("10.92.0.1");
+}
+
+#[test]
+fn a_host_that_others_do_not_reach_says_why_and_names_the_setting() {
+    let Some(hosts) = Hosts::new([&[], &[]]) else { return };
+    let (ok, log) = hosts.nccl(&[], "");
+    assert!(!ok, "{log}");
+    for says in [
+        "127.0.0.1 (lo), ::1 (lo), which no other host reaches",
+        "eth0 is down",
+        "set PUSHGATE_HOST",
+        "on that host",
+    ] {
+        assert!(log.contains(says), "{says}: {log}");
+    }
+    let (ok, log) = hosts.nccl(&[("PUSHGATE_QP", "auto")], "_PUSHGATE_NET_HOST=elsewhere");
+    assert!(!ok && log.contains("which no other host reaches") && log.contains("PUSHGATE_HOST"), "{log}");
+    let (code, said) = hosts.doctor(0, &["--qp", "tcp", "--only", "tcp-address"]);
+    assert!(
+        code == 2 && said.contains("which no other host reaches") && said.contains("PUSHGATE_HOST"),
+        "{said}"
+    );
+    let (code, said) = hosts.doctor(0, &["--only", "tcp-address"]);
+    assert!(code == 1 && said.contains("queue pairs are local, to ranks of this host alone"), "{said}");
+}
