@@ -401,7 +401,8 @@ fn p7_ranks_that_never_come_or_answer_end_the_set_up_at_the_timeout() {
     assert!(e.starts_with(&format!("waiting for an answer of rank 0 at {place} timed out")), "{e}");
     drop(door);
     let e = short(1, 2).join(&place, "auto").unwrap_err().to_string();
-    assert!(e.starts_with(&format!("connecting to rank 0 at {place} (Connection refused")), "{e}");
+    assert!(e.starts_with(&format!("connecting to rank 0 at {place} ({place}: Connection refused")), "{e}");
+    assert!(e.contains("set PUSHGATE_HOST"), "{e}");
 }
 
 #[test]
