@@ -176,7 +176,7 @@ pub fn choose(
             found.push((order, class, At { ip: held.ip, scope, interface: interface.name.clone() }));
         }
     }
-    found.sort_by(|(a, ..), (b, ..)| a.cmp(b));
+    found.sort_by_key(|(order, ..)| *order);
     let best = found.iter().map(|(_, class, _)| *class).min();
     let Some(best) = best else {
         return Err(format!("no interface has an address: {}; {REMEDY}", looked_at(all, wish)));

@@ -88,7 +88,7 @@ impl Reach {
                 return Ok(Some(found));
             }
             let begins = self.open.is_empty() || Instant::now() >= self.next;
-            match self.rest.pop_front_if(|_| begins) {
+            match begins.then(|| self.rest.pop_front()).flatten() {
                 Some(at) => match begin(at) {
                     Ok(socket) => {
                         self.open.push((at, socket));
