@@ -203,7 +203,8 @@ fn plain(finding: &Finding) -> Finding {
     let words = |text: &str| {
         let word = |word: &str| {
             let bare = word.trim_matches(['(', ')', ',', ':', ';']);
-            if bare.parse::<IpAddr>().is_ok() { word.replace(bare, "ADDRESS") } else { word.to_owned() }
+            let ip = bare.split('%').next().unwrap_or_default();
+            if ip.parse::<IpAddr>().is_ok() { word.replace(bare, "ADDRESS") } else { word.to_owned() }
         };
         let text = text.split(' ').map(word).collect::<Vec<_>>().join(" ");
         let groups = text.replace("user.slice/job", "group1/group2").replace("user.slice/", "group1/");
@@ -357,7 +358,7 @@ cases! {
     "tcp-address" Passed "others connect to this host at 10.1.2.3 (eth9), fd00::9 (eth9)" |_| {};
     "tcp-address" Passed "at fe80::ff:fe00:1%eth9" |h| h.live = |r| addresses_of_eth9(r, &["fe80::ff:fe00:1"]);
     "tcp-address" Failed "eth9 has no address; set PUSHGATE_HOST" |h| h.live = |r| addresses_of_eth9(r, &[]);
-    "tcp-address" Failed "127.0.0.1 (lo), which no other host reaches" |h| {
+    "tcp-address" Failed "127.0.0.1 (lo), ::1 (lo), which no other host reaches" |h| {
         h.wants.verbs = false;
         h.wants.qp = QueuePairs::Tcp;
         h.live = |r| addresses_of_eth9(r, &[]);

@@ -11,8 +11,8 @@
 //! | 12 to 27 | key: made for this listener. Over TCP both ends prove that they know the key; what names the Unix socket and stands in greetings follows from the key |
 //! | 28 to 43 | boot id of the listener's host |
 //! | 44 to 47 | process number of the listener |
-//! | 48 to 67 | name of the listener's host, behind it zeros |
-//! | 68 to 103 | TCP: addresses in the order in which they are to be tried, as many as there is room for, behind them zeros. Each begins with its kind: 1, IPv4; 2, IPv6; 3, link-local IPv6, of which the last 8 bytes follow |
+//! | 48 to 67 | name of the listener's host, padded with zeros |
+//! | 68 to 103 | TCP: addresses in the order in which they are to be tried, as many as there is room for, padded with zeros. Each begins with its kind: 1, IPv4; 2, IPv6; 3, link-local IPv6, of which the last 8 bytes follow |
 //! | 104 to 111 | checksum of the bytes before |
 //! | 112 to 119 | not carried: the connector's own mark in its copy, 0 at first |
 
@@ -194,7 +194,7 @@ impl Handle {
     }
 }
 
-/// An address as it stands in a handle. The number of its interface stays behind: it says nothing at another host.
+/// An address as it stands in a handle. The number of its interface is left out: it says nothing at another host.
 fn entry(at: &SocketAddr) -> Vec<u8> {
     match at.ip().to_canonical() {
         IpAddr::V4(ip) => [&[V4][..], &ip.octets()].concat(),
@@ -266,7 +266,7 @@ mod tests {
                 assert_eq!(Handle::decode(&bad).unwrap_err().code, Code::Argument, "byte {i}");
             }
         }
-        // What has no room stays behind, and so does the number of an interface.
+        // An address without room is left out, and so is the number of an interface.
         let tcp = places(&["[2001:db8::5]:1", "[2001:db8::6]:1", "10.1.2.3:1"]);
         let between = Between { verbs: false, tcp: true };
         let handle = Handle { key: Key([1; 16]), unix: false, tcp, between, listener };

@@ -124,7 +124,7 @@ fn take(settings: &mut PluginSettings, all: &[(String, String)]) -> (Sockets, Ve
     (sockets, told)
 }
 
-/// A number as NCCL reads it: decimal, or hexadecimal behind 0x.
+/// A number as NCCL reads it: decimal, or hexadecimal with 0x before it.
 fn number(text: &str) -> Option<i64> {
     match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
         Some(digits) => i64::from_str_radix(digits, 16).ok(),

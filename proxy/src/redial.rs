@@ -270,7 +270,6 @@ fn turn_away<P: Party>(party: &P, stream: &Stream, answer: &Answer) {
 fn dial<P: Party>(party: &P, key: P::Key, received: u64) -> Option<Found<P::Key>> {
     let hello = envelope(party.version(), &party.greeting(key, received));
     let (terms, mut ended) = (party.terms(key), Vec::new());
-    // A link-local address stands for one behind each interface, and a wrong interface answers as little as a dead path.
     let places = routes(&party.places(key));
     for place in &places {
         match dial_door(*place, &terms, &hello, Instant::now() + ATTEMPT) {

@@ -413,7 +413,10 @@ mod tests {
         sender.flush().unwrap();
         let mut into = [0; 100];
         let refused = receiver.recv(&mut into[..99]).unwrap_err();
-        assert!(refused.is_config() && refused.to_string().contains("expected 100 bytes or more"), "{refused}");
+        assert!(
+            refused.is_config() && refused.to_string().contains("expected 100 bytes or more"),
+            "{refused}"
+        );
         assert_eq!(receiver.recv(&mut into).unwrap().tag, 1);
         assert!(into[..] == bytes(100, 1));
         assert_eq!(receiver.recv(&mut into).unwrap(), HostMessage { length: 3, tag: 2 });

@@ -22,7 +22,7 @@ use crate::link::verbs::gid::Family;
 
 /// What a message about a missing or wrong address tells the user to do.
 pub const REMEDY: &str = "set PUSHGATE_HOST to an address of this host that the other hosts reach";
-/// The most interfaces of which a message tells.
+/// The most interfaces that a message lists.
 const MOST_TOLD: usize = 8;
 /// How often a port is sought that is free at several addresses.
 const PORTS: usize = 16;
@@ -273,7 +273,7 @@ fn looked_at(all: &[Interface], wish: &Wish<'_>) -> String {
     }
 }
 
-/// An IP address and the interface behind its `%`, if the text is one.
+/// An IP address and the interface that a `%` separates from it, if the text is one.
 pub fn split(text: &str) -> Option<(IpAddr, Option<&str>)> {
     let (ip, zone) = match text.split_once('%') {
         Some((ip, zone)) => (ip, Some(zone)),

@@ -17,7 +17,7 @@ const HEAD_START: Duration = Duration::from_millis(200);
 const MOST: usize = 32;
 
 /// The addresses in the order in which this host tries them: those of its own networks first, then the others as the peer ordered
-/// them. A link-local IPv6 address stands for that address behind each interface of this host that leads to such ones, because the
+/// them. A link-local IPv6 address stands for that address at the link of each interface of this host that leads to such ones, because the
 /// number of the peer's interface says nothing here.
 pub fn routes(to: &[SocketAddr]) -> Vec<SocketAddr> {
     let needs_look = to.len() > 1 || to.iter().any(|at| at.is_ipv6() && is_link_local(at.ip()));
@@ -38,8 +38,8 @@ pub(super) fn routes_over(to: &[SocketAddr], own: &[Interface]) -> Vec<SocketAdd
     for at in to {
         match at {
             SocketAddr::V6(v6) if is_link_local(at.ip()) => {
-                let behind = |i: &&Interface| i.has_link_scope();
-                let scopes = own.iter().filter(behind).map(|i| i.index);
+                let leads = |i: &&Interface| i.has_link_scope();
+                let scopes = own.iter().filter(leads).map(|i| i.index);
                 scopes.for_each(|scope| push(SocketAddrV6::new(*v6.ip(), v6.port(), 0, scope).into()));
             }
             at => push(*at),

@@ -96,7 +96,7 @@ fn reach(place: &str, settings: &Settings) -> Result<std::result::Result<Reached
     let own = Side::of_this_host(None, &settings.host);
     let greeting = serde_json::to_vec(&own).expect("plain data");
     let mut last = None;
-    // A link-local address stands for one behind each interface.
+    // A link-local address is tried at the link of each interface.
     for at in routes(&all) {
         match dial(at, &terms, &greeting, Instant::now() + PASSAGE) {
             Err(e) => last = Some(refused(at, &e)),
