@@ -163,7 +163,12 @@ fn a_wrong_flag_is_quoted_with_its_name_and_what_is_allowed() {
         ("config --stall-report never", "stall-report", "never", &format!("0 or {time}")),
         ("config --no-imm=maybe", "no-imm", "maybe", "true or false"),
         ("config --proxy-cpu +1", "proxy-cpu", "+1", "auto, none or a core's number"),
-        ("config --host 0.0.0.0", "host", "0.0.0.0", "auto or an IP address of this host"),
+        (
+            "config --host 0.0.0.0",
+            "host",
+            "0.0.0.0",
+            "auto or an IP address of this host (fe80::1%eth0 for a link-local one)",
+        ),
         (
             "config --ib-dev ../x",
             "ib-dev",

@@ -241,7 +241,9 @@ fn a_page_goes_to_standard_output_opens_with_the_doctor_and_shows_no_other_host(
     assert!(page.starts_with("<!DOCTYPE html>") && page.trim_end().ends_with("</html>"), "{}", page.len());
     let at = |what: &str| page.find(what).unwrap_or_else(|| panic!("no {what}"));
     assert!(at("<section id=\"doctor\"") < at("<section id=\"summary\""));
-    assert!(at("Looked for what queue pairs of the kind local need") < at("<section id=\"summary\""));
+    assert!(
+        at("Looked for what queue pairs of the kinds local and tcp need") < at("<section id=\"summary\"")
+    );
     assert!(!page.contains("example"), "a page shows this host alone");
 }
 

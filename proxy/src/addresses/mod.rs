@@ -140,7 +140,7 @@ enum Class {
     Here,
 }
 
-/// Chooses what to offer of these interfaces: all addresses of the best [`Class`] that there is, in order; or of the interfaces that
+/// Chooses what to offer of these interfaces: all addresses of the best class that there is, in order; or of the interfaces that
 /// are named, whatever they are. `node` gives an interface's NUMA node.
 ///
 /// # Errors
