@@ -384,8 +384,15 @@ static void *join_second(void *unused)
 	return NULL;
 }
 
+/* The second question is answered with yes. */
+static int second_time(void *asked)
+{
+	return ++*(unsigned *)asked == 2;
+}
+
 static void communicators(void)
 {
+	unsigned asked = 0;
 	pushgate_unique_id id;
 	pushgate_comm *made = (pushgate_comm *)&id;
 	uint32_t rank, ranks, transport;
@@ -417,6 +424,10 @@ static void communicators(void)
 	DO(pushgate_comm_close(closed_comm));
 	DO(pushgate_comm_connect(context, "misuse", 0, 1, &made));
 	DO(pushgate_comm_close(made));
+	DO(pushgate_interrupt_by(second_time, &asked));
+	REFUSE(INTERRUPTED, pushgate_comm_connect(context, "misuse-alone", 0, 2, &made));
+	DO(pushgate_interrupt_by(NULL, NULL));
+	TRUE(asked == 2 && made == NULL);
 	setenv("PUSHGATE_RANK", "0", 1);
 	setenv("PUSHGATE_RANKS", "1", 1);
 	DO(pushgate_comm_from_environment(context, &made));

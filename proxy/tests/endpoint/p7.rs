@@ -154,7 +154,7 @@ fn p7_a_refused_wqe_completes_behind_those_before_it_and_nothing_after_it_goes_o
     pair.settle();
     assert_eq!(pair.codes(), [REFUSED, REFUSED]);
     let status = pair.devices[0].status().unwrap();
-    assert_eq!(status, Refusal::Wqe.status(0, Some(2)), "rank, slot and reason");
+    assert_eq!(status, Refusal::Signal.status(0, Some(2)), "rank, slot and reason");
     let cqes: Vec<_> =
         std::iter::from_fn(|| pair.devices[0].poll_cq()).map(|c| (c.wr_id, c.status)).collect();
     let code = abi::PUSHGATE_REFUSED as u8;
