@@ -173,7 +173,7 @@ fn a_wrong_flag_is_quoted_with_its_name_and_what_is_allowed() {
             "config --ib-dev ../x",
             "ib-dev",
             "../x",
-            "auto, near, a device's name as in rxe0 or mlx5_0, or up to 4 names with commas between them (32 in the NCCL plugin)",
+            "auto, near, a device's name as in rxe0 or mlx5_0, or up to 4 names with commas between them (32 in the NCCL plugin); whole names, the port is ib-port",
         ),
         ("config --ib-mtu 1500", "ib-mtu", "1500", "auto, 256, 512, 1024, 2048 or 4096"),
         ("proxy --proxy-socket @", "proxy-socket", "@", "a path, or @ and a name"),
