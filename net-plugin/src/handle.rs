@@ -12,7 +12,7 @@
 //! | 28 to 43 | boot id of the listener's host |
 //! | 44 to 47 | process number of the listener |
 //! | 48 to 67 | name of the listener's host, padded with zeros |
-//! | 68 to 103 | TCP: addresses in the order in which they are to be tried, as many as there is room for, padded with zeros. Each begins with its kind: 1, IPv4; 2, IPv6; 3, link-local IPv6, of which the last 8 bytes follow |
+//! | 68 to 103 | TCP: addresses in the order in which they are to be tried, those that have room, then zeros. Each begins with its kind: 1, IPv4; 2, IPv6; 3, link-local IPv6, whose last 8 bytes follow |
 //! | 104 to 111 | checksum of the bytes before |
 //! | 112 to 119 | not carried: the connector's own mark in its copy, 0 at first |
 

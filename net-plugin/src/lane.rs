@@ -61,7 +61,7 @@ impl Lane {
         }
     }
 
-    /// Moves the connection of this queue pair on, where the caller drives: NCCL's own thread does, behind
+    /// Moves the connection of this queue pair on, where the caller drives: NCCL's own thread does, after
     /// each send and receive that it posts and in each test. False: another thread was at it, so what was just posted may not
     /// have been seen.
     #[inline]

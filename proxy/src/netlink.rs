@@ -30,12 +30,12 @@ pub enum Refused {
     Other(String),
 }
 
-/// The number of two bytes at a place, in this host's order; none behind the end.
+/// The number of two bytes at a place, in this host's order; none beyond the end.
 pub fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
 }
 
-/// The number of four bytes at a place, in this host's order; none behind the end.
+/// The number of four bytes at a place, in this host's order; none beyond the end.
 pub fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }

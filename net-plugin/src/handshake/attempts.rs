@@ -23,7 +23,7 @@ use crate::stream::Stream;
 pub struct Attempts {
     made: Mutex<HashMap<u64, Connecting>>,
     next_mark: AtomicU64,
-    /// The peers of which the log has said how they are reached, and how.
+    /// How each peer is reached, where the log has said it.
     told: Mutex<HashSet<(Identity, String)>>,
 }
 

@@ -11,7 +11,7 @@ use crate::join::Purpose;
 use crate::lane::Lane;
 use crate::runtime::Runtime;
 
-/// A coll comm whose windows together have at most so many bytes has windows that are longer than the settings say.
+/// The most bytes of a coll comm's windows together with which they are longer than the settings say.
 const WINDOWS: u64 = 256 << 20;
 
 /// Bytes of the window to each of the other ranks: four times `setting`, unless all windows together would then exceed [`WINDOWS`].

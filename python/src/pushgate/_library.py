@@ -187,7 +187,7 @@ class _Thread(threading.local):
             lib().pushgate_interrupt_by(self._ask, None)
 
     def _asked(self) -> Generator[int, object, None]:
-        """Python's handlers of signals, and exceptions that another thread raises in this one, come when the generator goes on behind
+        """Python's handlers of signals, and exceptions that another thread raises in this one, come when the generator goes on after
         its ``yield``: within the ``try``, where a function would have them before its first statement."""
         ends = 0
         while True:

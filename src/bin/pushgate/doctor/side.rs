@@ -178,7 +178,7 @@ pub fn mtu(stream: &Stream) -> Option<u32> {
     mtu.ok()
 }
 
-/// The addresses of `HOST[:PORT]`, of which IPv6 addresses with a port stand in brackets, and link-local ones may name an interface.
+/// The addresses of `HOST[:PORT]`, where an IPv6 address with a port stands in brackets, and a link-local one may name an interface.
 pub fn addresses(place: &str) -> Result<Vec<SocketAddr>> {
     resolve(place, Some(PORT))
 }

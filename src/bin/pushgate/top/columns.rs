@@ -101,7 +101,7 @@ pub fn cut(text: &str, width: usize) -> String {
     }
 }
 
-/// The lines of a text that breaks between words, at most so many; a line that was cut ends in a mark.
+/// At most `most` lines of a text that breaks between words; a line that was cut ends in a mark.
 pub fn wrap(text: &str, width: usize, most: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
