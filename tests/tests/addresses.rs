@@ -1,5 +1,5 @@
 //! Hosts whose networks are not as a laptop's: without a default route, with IPv6 alone, with link-local addresses alone, with two
-//! networks of which one leads nowhere, with addresses on the loopback device. A host is a network namespace of the test's own.
+//! networks where one leads nowhere, with addresses on the loopback device. A host is a network namespace of the test's own.
 
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -56,7 +56,7 @@ impl Hosts {
             }
         }
         for name in &hosts.names {
-            // The kernel tells of a carrier a while after both ends are up.
+            // Both ends are up some time before the kernel reports a carrier.
             wait_until("interfaces have a carrier", || {
                 let shown =
                     Command::new("ip").args(["-n", name, "-o", "link", "show", "up"]).output().unwrap();
