@@ -262,14 +262,14 @@ fn share(ranks: u32, nodes: u32, node: u32) -> Range<u32> {
 /// Public for allreduce-ungated, of which this is a module.
 pub fn main() -> ExitCode {
     if let Err(e) = log::start("error") {
-        let _ = writeln!(std::io::stderr(), "allreduce: {e}");
+        tell(format_args!("allreduce: {e}"));
         return ExitCode::from(2);
     }
     let matches = match command().try_get_matches() {
         Ok(matches) => matches,
         Err(e) => match e.print() {
             Err(why) if !e.use_stderr() && why.kind() != std::io::ErrorKind::BrokenPipe => {
-                let _ = writeln!(std::io::stderr(), "allreduce: cannot write to standard output: {why}");
+                tell(format_args!("allreduce: cannot write to standard output: {why}"));
                 return ExitCode::FAILURE;
             }
             _ => return ExitCode::from(e.exit_code() as u8),
@@ -278,7 +278,7 @@ pub fn main() -> ExitCode {
     let mut options = match options(&matches) {
         Ok(o) => o,
         Err(e) => {
-            let _ = writeln!(std::io::stderr(), "allreduce: {e}");
+            tell(format_args!("allreduce: {e}"));
             return ExitCode::from(2);
         }
     };
@@ -293,8 +293,7 @@ pub fn main() -> ExitCode {
         Ok(code) => code,
         Err(e) if e.is::<ReaderGone>() => ExitCode::SUCCESS,
         Err(e) => {
-            // One write: several ranks share this stream.
-            let _ = std::io::stderr().write_all(format!("allreduce: {}\n", explain(&*e)).as_bytes());
+            tell(format_args!("allreduce: {}", explain(&*e)));
             let config = e.downcast_ref().is_some_and(Error::is_config);
             ExitCode::from(if config { 2 } else { 1 })
         }
@@ -442,7 +441,7 @@ impl<'a> Results<'a> {
 
 /// Says which settings have no effect.
 fn warn(o: &Options) {
-    o.settings.without_effect().iter().for_each(|said| eprintln!("allreduce: warning: {said}"));
+    o.settings.without_effect().iter().for_each(|said| tell(format_args!("allreduce: warning: {said}")));
 }
 
 /// Finds the proxy process that the settings name, or starts one, if the engine is to run in one.
@@ -515,7 +514,7 @@ fn find_proxy(o: &Options) -> Result<()> {
              proxy-socket out, and allreduce starts a proxy of its own"
         );
     }
-    eprintln!("allreduce: using the proxy that runs at {socket}");
+    tell(format_args!("allreduce: using the proxy that runs at {socket}"));
     Ok(())
 }
 
@@ -600,7 +599,7 @@ fn parent(o: &mut Options) -> Result<ExitCode> {
                         told[index] = true;
                         let (who, pid) = (who(index), child.id());
                         bar.suspend(|| {
-                            eprintln!("allreduce: {who} (pid {pid}) was killed by signal {signal}")
+                            tell(format_args!("allreduce: {who} (pid {pid}) was killed by signal {signal}"))
                         });
                     }
                     failed.get_or_insert_with(Instant::now);
@@ -623,7 +622,7 @@ fn parent(o: &mut Options) -> Result<ExitCode> {
                     true => "is stopped (SIGSTOP) and can't end by itself".into(),
                     false => format!("did not end within {} s of the first failure", GRACE.as_secs()),
                 };
-                bar.suspend(|| eprintln!("allreduce: {who} (pid {pid}) {why}: ended by allreduce"));
+                bar.suspend(|| tell(format_args!("allreduce: {who} (pid {pid}) {why}: ended by allreduce")));
                 let _ = child.kill();
             }
         }
@@ -659,6 +658,12 @@ impl std::fmt::Display for ReaderGone {
 }
 
 impl std::error::Error for ReaderGone {}
+
+/// Says a line on standard error. In one write, so that lines of ranks that share it stay whole.
+fn tell(line: std::fmt::Arguments<'_>) {
+    // Nobody may take it any more.
+    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+}
 
 /// Prints text as it is.
 fn say(text: &str) -> Result<()> {

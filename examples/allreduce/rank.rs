@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::data;
 use super::rnr::Rnr;
-use super::{Options, Place};
+use super::{Options, Place, tell};
 
 /// `struct allreduce_params` of the kernel.
 #[derive(IntoBytes, Immutable)]
@@ -236,7 +236,7 @@ pub fn run(
     let mut step = 0;
     // One rank of a host counts for its port. Said once: then there is no count to the end.
     let verbs = comm.transports().contains(&Transport::Verbs);
-    let unknown = |why: String| eprintln!("allreduce: rank {rank} can't count RNR: {why}");
+    let unknown = |why: String| tell(format_args!("allreduce: rank {rank} can't count RNR: {why}"));
     let first = match &o.membership {
         None => o.share.start,
         // Where a launcher does not number the ranks of a host, rank 0's host alone is counted.
@@ -295,7 +295,7 @@ pub fn run(
                 WaitOutcome::Done => {}
                 WaitOutcome::TimedOut => {
                     // It may still use what we would now free.
-                    eprintln!("rank {rank}: the kernel did not end");
+                    tell(format_args!("rank {rank}: the kernel did not end"));
                     std::process::abort();
                 }
             }
@@ -315,10 +315,10 @@ pub fn run(
             result.copy_to_host_at(0, host)?;
             let (wrong, first) = data::check(host, o.dtype, seed, n, o.op, threads);
             if let Some(w) = first {
-                eprintln!(
+                tell(format_args!(
                     "rank {rank}: {bytes} bytes, iteration {i}: {wrong} wrong elements, the first is {}: {} instead of {}",
                     w.index, w.got, w.expected
-                );
+                ));
             }
             let mine = Outcome { time_us: time.as_secs_f64() * 1e6, wrong: wrong as u64 };
             let all = comm.all_gather(&serde_json::to_vec(&mine)?)?;

@@ -9,7 +9,7 @@ use pushgate_proxy::recorder::report::{Process, json, text_of};
 
 use crate::exit::Input;
 use crate::find::{self, Found};
-use crate::output::{out, outln};
+use crate::output::{errln, out, outln};
 
 pub fn command() -> Command {
     let flag = |name: &'static str, help: &'static str| {
@@ -38,7 +38,7 @@ pub fn run(m: &ArgMatches) -> Result<()> {
     let who = m.get_one::<String>("who");
     let (processes, unread) = select(who.map(String::as_str), m.get_flag("all"))?;
     for said in unread {
-        eprintln!("pushgate inspect: {said}");
+        errln!("pushgate inspect: {said}");
     }
     match m.get_flag("json") {
         true => outln!("{}", serde_json::to_string_pretty(&json(&processes))?)?,

@@ -36,7 +36,7 @@ use pushgate::settings::{Key, PluginSettings};
 use pushgate::{Error, Settings};
 
 use flags::load as settings;
-use output::{OutputError, outln};
+use output::{OutputError, errln, outln};
 
 /// The whole command line. `completing`: settings name the values that are allowed, where they are few.
 fn command(completing: bool) -> Command {
@@ -89,13 +89,10 @@ fn warned(m: &ArgMatches, qp: Option<&str>) -> Result<Settings, Error> {
     }
     // A rank that a command started says nothing that the command has said.
     if [bench::ROLE, chaos::ROLE].iter().all(|role| std::env::var_os(role).is_none()) {
-        settings.without_effect().iter().for_each(|said| eprintln!("pushgate: warning: {said}"));
+        settings.without_effect().iter().for_each(|said| errln!("pushgate: warning: {said}"));
         let given = |key: &&Key| m.try_get_one::<String>(&key.flag()).is_ok_and(|value| value.is_some());
         for key in PluginSettings::KEYS.iter().filter(given) {
-            eprintln!(
-                "pushgate: warning: {} has no effect: the NCCL plugin alone has this setting",
-                key.flag()
-            );
+            errln!("pushgate: warning: {} has no effect: the NCCL plugin alone has this setting", key.flag());
         }
     }
     Ok(settings)
@@ -147,8 +144,8 @@ fn ended(e: &anyhow::Error) -> ExitCode {
     if e.downcast_ref().is_some_and(OutputError::is_closed) {
         return ExitCode::SUCCESS;
     }
-    // Standard error may lie on the full disk too; then the exit code alone tells of the failure.
-    let _ = writeln!(std::io::stderr(), "pushgate: {}", exit::sentence(e));
+    // Standard error may lie on the full disk too; then the exit code alone says that it failed.
+    errln!("pushgate: {}", exit::sentence(e));
     ExitCode::from(exit::code(e))
 }
 

@@ -1,4 +1,4 @@
-//! Standard output. Its reader may be gone, as behind `| head`, and a disk may be full: `println!` would panic.
+//! Standard output and standard error. Their reader may be gone, as behind `| head`, and a disk may be full: `println!` would panic.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -46,4 +46,15 @@ macro_rules! outln {
     ($($text:tt)*) => { $crate::output::write(format_args!("{}\n", format_args!($($text)*))) };
 }
 
-pub(crate) use {out, outln};
+/// Says a line on standard error, if anyone takes it.
+pub fn tell(line: fmt::Arguments<'_>) {
+    // In one write: `writeln!` makes one for each part, and the lines of processes that share standard error would mix.
+    let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
+}
+
+/// Says a line on standard error. It stays whole beside the lines of other processes; where nobody takes it, nothing happens.
+macro_rules! errln {
+    ($($text:tt)*) => { $crate::output::tell(format_args!($($text)*)) };
+}
+
+pub(crate) use {errln, out, outln};

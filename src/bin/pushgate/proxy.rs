@@ -16,7 +16,7 @@ use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketType};
 
-use crate::output::outln;
+use crate::output::{errln, outln};
 use crate::{exit, flags, signals};
 
 pub fn command(settings: impl Fn(Command) -> Command) -> Command {
@@ -45,7 +45,7 @@ pub fn run(m: &ArgMatches, settings: &Settings) -> Result<ExitCode> {
     }
     for key in PluginSettings::keys().filter(|key| !flags::of_proxy(key)) {
         if let Ok(Some(_)) = m.try_get_one::<String>(&key.flag()) {
-            eprintln!(
+            errln!(
                 "pushgate proxy: warning: {} has no effect: each program brings its own settings",
                 key.flag()
             );
@@ -60,7 +60,7 @@ pub fn run(m: &ArgMatches, settings: &Settings) -> Result<ExitCode> {
     };
     let hands_over = || signals::caught() == Some(signals::TERMINATE);
     run_as_process(settings, handed, hands_over, stop, || {
-        eprintln!("pushgate proxy: serving at {socket}");
+        errln!("pushgate proxy: serving at {socket}");
         notify(&format!("READY=1\nSTATUS=serving at {socket}"));
     })?;
     notify("STOPPING=1");
@@ -159,6 +159,6 @@ fn notify(state: &str) {
         UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address).map(drop)
     };
     if let Err(e) = send() {
-        eprintln!("pushgate proxy: the service manager at {} was not told: {e}", name.display());
+        errln!("pushgate proxy: the service manager at {} was not told: {e}", name.display());
     }
 }

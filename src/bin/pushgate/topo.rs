@@ -13,7 +13,7 @@ use pushgate_proxy::netlink::addresses_of;
 use pushgate_topology::{Address, Figures, Report, Sysfs, Topology, draw, evidence, nvml};
 
 use crate::exit::Input;
-use crate::output::out;
+use crate::output::{errln, out};
 
 pub fn command() -> Command {
     let flag = |name: &'static str, help: &'static str| {
@@ -57,7 +57,7 @@ pub fn run(m: &ArgMatches) -> Result<()> {
     if let Some(path) = m.get_one::<String>("from-nccl") {
         let topology = Topology::from_nccl(&text(path)?).with_context(|| Input(path.clone()))?;
         for note in &topology.notes {
-            eprintln!("pushgate topo: {path}: {note}");
+            errln!("pushgate topo: {path}: {note}");
         }
         let head = "# From NCCL's topology; docs/topology.md describes this file.";
         return show(&format!("{head}\n{}", topology.to_toml()));

@@ -26,7 +26,7 @@ use pushgate::{Error, Membership, Settings};
 pub use self::child::ROLE;
 use self::net::Links;
 use self::supervisor::{Hung, Interrupted, Supervisor};
-use crate::output::outln;
+use crate::output::{errln, outln};
 use crate::{exit, flags, inspect, signals};
 
 /// What the command line asks for, checked.
@@ -220,7 +220,7 @@ pub fn run(m: &ArgMatches, settings: &Settings) -> Result<ExitCode> {
     }
 }
 
-/// Progress, on standard error. Its reader may be gone.
+/// Progress.
 fn say(what: std::fmt::Arguments<'_>) {
-    let _ = writeln!(std::io::stderr(), "pushgate chaos: {what}");
+    errln!("pushgate chaos: {what}");
 }

@@ -16,7 +16,7 @@ use pushgate_doctor::{self as doctor, QueuePairs, Roots, Wants};
 
 use crate::exit;
 use crate::flags;
-use crate::output::{out, outln};
+use crate::output::{errln, out, outln};
 use crate::report::redact::Redact;
 
 pub fn command(settings: impl Fn(Command) -> Command) -> Command {
@@ -154,7 +154,7 @@ pub fn run(m: &ArgMatches) -> Result<ExitCode> {
     let checks = match doctor::named(&names) {
         Ok(checks) => checks,
         Err(why) => {
-            eprintln!("pushgate: --only: {why}");
+            errln!("pushgate: --only: {why}");
             return Ok(ExitCode::from(exit::WRONG));
         }
     };
@@ -167,7 +167,7 @@ pub fn run(m: &ArgMatches) -> Result<ExitCode> {
         None => Roots::host(),
         Some(Ok(roots)) => roots,
         Some(Err(why)) => {
-            eprintln!("pushgate: --root: {why}");
+            errln!("pushgate: --root: {why}");
             return Ok(ExitCode::from(exit::WRONG));
         }
     };
@@ -194,7 +194,7 @@ pub fn run(m: &ArgMatches) -> Result<ExitCode> {
         false => out!("{}", report.text())?,
     }
     if let Some(packed) = packed {
-        eprintln!("pushgate: {packed}");
+        errln!("pushgate: {packed}");
     }
     Ok(ExitCode::from(report.exit_code()))
 }

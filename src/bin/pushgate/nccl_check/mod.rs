@@ -36,7 +36,7 @@ use self::transport::{Transport, Way};
 use self::turns::{Folder, Plan, Turn};
 use self::warnings::Situation;
 use crate::nccl_tests;
-use crate::output::out;
+use crate::output::{errln, out};
 use crate::signals;
 
 /// Smallest size, largest size and factor.
@@ -332,13 +332,13 @@ pub fn run(m: &ArgMatches) -> Result<()> {
     let (csv, json) = (m.get_flag("csv"), m.get_flag("json"));
     let comment = |line: &str| -> Result<()> {
         match csv || json {
-            true => eprintln!("# {line}"),
+            true => errln!("# {line}"),
             false => out!("# {line}\n")?,
         }
         Ok(())
     };
     for warning in &run.warnings {
-        eprintln!("pushgate: warning: {warning}");
+        errln!("pushgate: warning: {warning}");
     }
     let plan = run.plan(m, &settings)?;
     let (turns, failed) = run.turns(&plan, &folder)?;

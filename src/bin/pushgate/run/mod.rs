@@ -20,7 +20,7 @@ use pushgate_driver_shim::file::read_text;
 
 use self::hosts::Host;
 use self::rank::{Ended, Rank, Shell};
-use crate::output::OutputError;
+use crate::output::{OutputError, errln};
 use crate::{exit, flags, signals};
 
 /// The variables that hold the job's secret, or say where it is.
@@ -142,7 +142,7 @@ fn supervise(ranks: &mut [Rank], said: &Receiver<OutputError>) -> Result<ExitCod
                 && failed.is_none()
                 && ending.is_none()
             {
-                eprintln!("pushgate run: rank {number}{} {why}", rank.place());
+                errln!("pushgate run: rank {number}{} {why}", rank.place());
                 failed = Some(code);
             }
         }
@@ -157,7 +157,7 @@ fn supervise(ranks: &mut [Rank], said: &Receiver<OutputError>) -> Result<ExitCod
         if !killed && ending.is_some_and(|begin| begin.elapsed() > 2 * script::GRACE) {
             killed = true;
             for (number, rank) in ranks.iter_mut().enumerate().filter(|(_, rank)| rank.is_running()) {
-                eprintln!("pushgate run: rank {number}{} does not end: killed what started it", rank.place());
+                errln!("pushgate run: rank {number}{} does not end: killed what started it", rank.place());
                 rank.kill();
             }
         }

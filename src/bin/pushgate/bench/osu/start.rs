@@ -13,7 +13,7 @@ use pushgate::{Comm, Context, Error};
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
 
 use super::{Options, rank};
-use crate::output::{OutputError, outln};
+use crate::output::{OutputError, errln, outln};
 
 /// How a child knows which rank it is: `RANK/OF/JOB`, OF devices to choose from.
 pub const ROLE: &str = "_PUSHGATE_OSU_ROLE";
@@ -175,7 +175,7 @@ fn parent(devices: u32) -> Result<()> {
                     if let Some(signal) = status.signal()
                         && !told[rank]
                     {
-                        eprintln!("pushgate: rank {rank} (pid {}) was killed by signal {signal}", child.id());
+                        errln!("pushgate: rank {rank} (pid {}) was killed by signal {signal}", child.id());
                         told[rank] = true;
                     }
                     failed.get_or_insert((Instant::now(), status.code().unwrap_or(1)));
