@@ -158,9 +158,9 @@ fn parent(devices: u32) -> Result<()> {
         }
     };
     let mut rank0 = BufReader::new(children.0[0].stdout.take().expect("it is piped"));
-    let printed = std::thread::spawn(move || (forward(&mut rank0), rank0));
-    let ended = |printed: JoinHandle<(_, _)>| -> Result<(), OutputError> {
-        printed.join().expect("printing does not panic").0
+    let mut printed = Some(std::thread::spawn(move || (forward(&mut rank0), rank0)));
+    let ended = |printed: &mut Option<JoinHandle<(_, _)>>| -> Result<(), OutputError> {
+        printed.take().map_or(Ok(()), |printed| printed.join().expect("printing does not panic").0)
     };
     let mut failed: Option<(Instant, i32)> = None;
     let mut told = [false; 2];
@@ -182,16 +182,18 @@ fn parent(devices: u32) -> Result<()> {
                 }
             }
         }
+        // It ends before rank 0 does if it can't print; rank 0 may also have closed its output and be about to end.
+        if printed.as_ref().is_some_and(JoinHandle::is_finished) {
+            ended(&mut printed)?;
+        }
         match failed {
-            // It ends before rank 0 does if it can't print.
-            _ if printed.is_finished() && running == 2 => return Ok(ended(printed)?),
             Some((since, code)) if running == 0 || since.elapsed() > GRACE => {
                 drop(children);
-                ended(printed)?;
+                ended(&mut printed)?;
                 // What is to be said was said.
                 std::process::exit(code);
             }
-            None if running == 0 => return Ok(ended(printed)?),
+            None if running == 0 => return Ok(ended(&mut printed)?),
             _ => std::thread::sleep(Duration::from_millis(5)),
         }
     }
