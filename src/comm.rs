@@ -109,7 +109,7 @@ impl Comm {
         check_rank(rank, size)?;
         let s = context.settings();
         let mesh = match s.rendezvous.as_str() {
-            "none" => Mesh::connect(job, rank, size, s.timeout)?,
+            "none" => Mesh::connect(job, rank, size, s.timeout, s.folder()?.as_ref())?,
             place => {
                 let terms = s.terms(Purpose::MESH)?;
                 let may = context.may(false)?;
@@ -140,7 +140,7 @@ impl Comm {
         let s = context.settings();
         let mesh = match &membership.rendezvous {
             _ if size == 1 => alone(s.timeout)?,
-            None => Mesh::connect(job, rank, size, s.timeout)?,
+            None => Mesh::connect(job, rank, size, s.timeout, s.folder()?.as_ref())?,
             Some(place) => {
                 s.check_between(true)?;
                 let (recover, terms, may) = (s.recovery(), s.terms(Purpose::MESH)?, context.may(true)?);

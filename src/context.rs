@@ -373,6 +373,7 @@ impl Context {
         };
         Ok(May {
             local: transports.contains(&Transport::Local),
+            folder: s.folder()?,
             verbs,
             tcp: transports.contains(&Transport::Tcp),
         })

@@ -22,6 +22,9 @@ impl Settings {
         if !transports.contains(&Transport::Tcp) {
             idle!("queue pairs are not tcp", tcp_streams, tcp_checksum, tcp_io);
         }
+        if !transports.contains(&Transport::Local) {
+            idle!("queue pairs are not local", local_folder);
+        }
         match transports[..] {
             [Transport::Local] => {
                 idle!("queue pairs are local, whose ranks are all on this host", host);
@@ -142,6 +145,10 @@ mod tests {
         );
         assert_eq!(said(&[verbs, ("host", "10.0.0.1"), ("rendezvous", "node0:7000")]), [""; 0]);
         assert_eq!(said(&[verbs, ("ib-mtu", "1024")]), [""; 0]);
+        assert_eq!(
+            said(&[verbs, ("local-folder", "/run/jobs")]),
+            ["local-folder has no effect: queue pairs are not local"]
+        );
         assert_eq!(
             said(&[("staging-ttl", "5")]),
             ["staging-ttl has no effect: window is memory, which needs no kernel module"]

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pushgate_proxy::door::{Purpose, Secret, SecretError, Terms, VARIABLE};
+use pushgate_proxy::folder::Folder;
 use pushgate_proxy::users::find_user;
 
 use self::parse::{
@@ -302,6 +303,8 @@ settings! {
     rendezvous: String = "none", rendezvous, "none or HOST:PORT ([ADDRESS]:PORT for IPv6)", "", Ranks;
     /// Address at which this rank listens to others; auto: the one that reaches the rendezvous first, then others of this host's interfaces
     host: String = "auto", host, "auto or an IP address of this host (fe80::1%eth0 for a link-local one)", "", Ranks;
+    /// Folder that containers of this host have in common: ranks of other containers meet this one there, so that queue pairs with them can be `local`; none: ranks of one network namespace find each other
+    local_folder: PathBuf = "none", path, "none or a folder's path", "", Ranks;
     /// File with the secret that all ranks prove to know before they are let in; the variable PUSHGATE_SECRET, which has a secret itself, comes before it; none: other hosts can't connect
     secret_file: PathBuf = "none", path, "none or a path", "", Ranks;
     /// Encrypts the connections over which ranks of several hosts meet, and sockets of the NCCL plugin (TLS 1.3); RDMA is not encrypted
@@ -414,6 +417,11 @@ impl Settings {
                 [Transport::Local, Transport::Verbs, Transport::Tcp].into_iter().filter(goes).collect()
             }
         }
+    }
+
+    /// The folder where ranks of other containers of this host meet this one, if one is set. Each call looks at it.
+    pub(crate) fn folder(&self) -> Result<Option<Folder>> {
+        Folder::of_setting(&self.local_folder).map_err(|why| self.refused("local-folder", why))
     }
 
     /// The number of the user whose proxy process is used besides root's and that of this program's own user.

@@ -1,19 +1,23 @@
 //! How a connector reaches a listener: over which transport, decided for each connection, and the dialing.
 //!
-//! With `qp = auto` a peer is taken for one of this host if both run under one kernel and the Unix socket of its listener
+//! With `qp = auto` a peer is taken for one of this host if both run under one kernel and a Unix socket of its listener
 //! can be dialed from here: abstract names belong to a network namespace, and the kernel tells the peer's user. So two
-//! containers of a host that do not share what `local` needs are taken for two hosts.
+//! containers of a host that share neither a network namespace nor a folder are taken for two hosts, which the log says.
+
+use std::io::ErrorKind;
+use std::time::Instant;
 
 use pushgate::settings::{QpKind, Transport};
 use pushgate_driver_shim::closing::PeerStream;
 use pushgate_proxy::addresses::{Places, REMEDY};
+use pushgate_proxy::folder::Folder;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
 use crate::error::{Code, Failure, Result};
 use crate::handle::{Handle, Nonce};
 use crate::identity::Identity;
-use crate::listening::{is_ours, name_of};
+use crate::listening::{file_of, is_ours, name_of};
 use crate::loaded::Loaded;
 use crate::stream::Stream;
 
@@ -96,26 +100,39 @@ pub enum Dialed {
     Nowhere(String),
 }
 
-/// Dials the Unix socket of a listener.
-pub fn dial_unix(nonce: &Nonce) -> Result<Dialed> {
+/// Dials the Unix socket of a listener: the abstract name, then the one in the folder of several containers, if there is a folder.
+pub fn dial_unix(nonce: &Nonce, folder: Option<&Folder>) -> Result<Dialed> {
     let name = name_of(nonce);
     let address =
         SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(Failure::system("a socket's name"))?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
         .map_err(Failure::system("socket"))?;
-    Ok(match rustix::net::connect(&socket, &address) {
-        Ok(()) => {
-            let stream = Stream::Unix(PeerStream::from(socket));
-            match is_ours(&stream) {
-                true => Dialed::Connected(stream),
-                false => Dialed::Nowhere("its listener runs as another user".into()),
+    let stream = match (rustix::net::connect(&socket, &address), folder) {
+        (Ok(()), _) => PeerStream::from(socket),
+        (Err(Errno::AGAIN | Errno::INTR), _) => return Ok(Dialed::Later),
+        (Err(Errno::CONNREFUSED), Some(folder)) => match folder.dial(&file_of(nonce), Instant::now()) {
+            Ok(stream) => stream,
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                return Ok(Dialed::Later);
             }
+            Err(e) => {
+                let why = format!(
+                    "{name}: in another network namespace, and its listener has no socket in {} ({e}), or is closed",
+                    folder.path().display()
+                );
+                return Ok(Dialed::Nowhere(why));
+            }
+        },
+        (Err(e), _) => {
+            let why = format!("{name}: {e}; its listener is closed, or in another network namespace");
+            return Ok(Dialed::Nowhere(why));
         }
-        Err(Errno::AGAIN | Errno::INTR) => Dialed::Later,
-        Err(e) => {
-            Dialed::Nowhere(format!("{name}: {e}; its listener is closed, or in another network namespace"))
-        }
+    };
+    let stream = Stream::Unix(stream);
+    Ok(match is_ours(&stream) {
+        true => Dialed::Connected(stream),
+        false => Dialed::Nowhere("its listener runs as another user".into()),
     })
 }
 
@@ -234,7 +251,7 @@ mod tests {
     fn a_socket_that_is_closed_leads_nowhere() {
         let key = Key([0x5a; 16]);
         let nonce = key.nonce();
-        let nowhere = || match dial_unix(&nonce).unwrap() {
+        let nowhere = || match dial_unix(&nonce, None).unwrap() {
             Dialed::Nowhere(why) => why,
             _ => panic!("nobody listens there"),
         };
@@ -242,7 +259,7 @@ mod tests {
         let runtime = Runtime::of_a_test(crate::testing::WINDOW);
         let sockets = Sockets::open(&runtime.loaded, &key).unwrap();
         assert_eq!(sockets.addresses().unwrap(), (true, None));
-        assert!(matches!(dial_unix(&nonce).unwrap(), Dialed::Connected(_)));
+        assert!(matches!(dial_unix(&nonce, None).unwrap(), Dialed::Connected(_)));
         assert!(matches!(sockets.accept().unwrap(), Some(Stream::Unix(_))));
         assert!(sockets.accept().unwrap().is_none());
         drop(sockets);

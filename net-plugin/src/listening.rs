@@ -14,6 +14,7 @@ use pushgate_driver_shim::limited;
 use pushgate_driver_shim::users::is_ours_or_root;
 use pushgate_proxy::addresses::{Places, REMEDY, listen};
 use pushgate_proxy::door::{Door, Limits};
+use pushgate_proxy::server::SocketFile;
 use pushgate_proxy::wire::peer_cred;
 
 use crate::error::{Code, Failure, Result};
@@ -31,12 +32,19 @@ pub const STRANGERS: usize = 2048;
 
 /// The abstract name of a listener's Unix socket.
 pub fn name_of(nonce: &Nonce) -> String {
-    format!("pushgate/net/{:032x}", u128::from_be_bytes(*nonce))
+    format!("pushgate/net/{}", file_of(nonce))
+}
+
+/// The name of a listener's socket in the folder of several containers.
+pub fn file_of(nonce: &Nonce) -> String {
+    format!("{:032x}", u128::from_be_bytes(*nonce))
 }
 
 /// The sockets of a listener; at least one.
 pub struct Sockets {
     unix: Option<PeerListener>,
+    /// The one in the folder where processes of other containers of this host come, if there is a folder.
+    folder: Option<(PeerListener, SocketFile)>,
     tcp: Option<Door>,
     /// TCP connections are replaced when they break.
     replaced: bool,
@@ -47,6 +55,9 @@ impl Sockets {
     pub fn open(loaded: &Loaded, key: &Key) -> Result<Self> {
         let settings = &loaded.settings;
         let unix = matches!(settings.qp, QpKind::Auto | QpKind::Local);
+        let folder = loaded.folder.as_ref().filter(|_| unix);
+        let folder =
+            folder.map(|folder| folder.listen(&file_of(&key.nonce())).map_err(failed())).transpose()?;
         let unix = unix.then(|| listen_unix(&key.nonce())).transpose()?;
         let door = || listen_tcp(loaded).and_then(|tcp| open_door(tcp, key, settings.tls));
         let tcp = match loaded.reaches_others().then(door) {
@@ -60,7 +71,7 @@ impl Sockets {
             }
             Some(Err(e)) => return Err(e),
         };
-        Ok(Sockets { unix, tcp, replaced: settings.recovery().is_some() })
+        Ok(Sockets { unix, folder, tcp, replaced: settings.recovery().is_some() })
     }
 
     /// Whether it listens at the Unix socket, and where it listens for TCP.
@@ -71,10 +82,10 @@ impl Sockets {
 
     /// The next connection of a process that may connect, if there is one.
     pub fn accept(&self) -> Result<Option<Stream>> {
-        if let Some(unix) = &self.unix
-            && let Some(stream) = next(|| unix.accept().map(Stream::Unix))?
-        {
-            return Ok(Some(stream));
+        for unix in self.unix.iter().chain(self.folder.iter().map(|(listener, _)| listener)) {
+            if let Some(stream) = next(|| unix.accept().map(Stream::Unix))? {
+                return Ok(Some(stream));
+            }
         }
         let arrival = self.tcp.as_ref().and_then(Door::next);
         let stream = arrival.map(|arrival| Stream::tcp(arrival.stream, self.replaced)).transpose();
@@ -156,7 +167,7 @@ mod tests {
             // At any address: the key is no secret that everybody knows.
             let door = open_door(vec![TcpListener::bind("0.0.0.0:0").unwrap()], &key, tls).unwrap();
             let at = SocketAddr::from(([127, 0, 0, 1], door.local_addr().unwrap().port()));
-            let sockets = Sockets { unix: None, tcp: Some(door), replaced: true };
+            let sockets = Sockets { unix: None, folder: None, tcp: Some(door), replaced: true };
             let connects = |terms: Terms| {
                 let until = Instant::now() + pushgate_tests::hang();
                 std::thread::spawn(move || dial(at, &terms, &[], until))
@@ -183,7 +194,12 @@ mod tests {
         let nonce = Key([7; 16]).nonce();
         let at = UnixAddr::from_abstract_name(name_of(&nonce)).unwrap();
         for _ in 0..2 {
-            let sockets = Sockets { unix: Some(listen_unix(&nonce).unwrap()), tcp: None, replaced: false };
+            let sockets = Sockets {
+                unix: Some(listen_unix(&nonce).unwrap()),
+                folder: None,
+                tcp: None,
+                replaced: false,
+            };
             let stranger = PeerStream::from(UnixStream::connect_addr(&at).unwrap());
             let (fd, end) = lingering();
             assert!(send_along(&stranger, &fd, &[1]));
@@ -199,7 +215,7 @@ mod tests {
         let key = Key([5; 16]);
         let door = open_door(vec![TcpListener::bind("127.0.0.1:0").unwrap()], &key, false).unwrap();
         let at = door.local_addr().unwrap();
-        let sockets = Sockets { unix: None, tcp: Some(door), replaced: true };
+        let sockets = Sockets { unix: None, folder: None, tcp: Some(door), replaced: true };
         let mut dialers: Vec<_> = (0..300)
             .map(|_| {
                 let mut dialer =

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use pushgate::settings::{PluginSettings, ProxyPlace, QpKind, WindowKind};
 use pushgate_proxy::addresses::Offered;
+use pushgate_proxy::folder::Folder;
 use pushgate_topology::Sysfs;
 
 use crate::address::own_addresses;
@@ -24,6 +25,8 @@ use crate::variables;
 pub struct Loaded {
     pub settings: PluginSettings,
     pub identity: Identity,
+    /// Where processes of other containers of this host come.
+    pub folder: Option<Folder>,
     /// The RDMA devices for `verbs` queue pairs, as NCCL numbers them.
     pub rdma: Vec<Arc<Rdma>>,
     /// Why there is none, where the settings leave it open.
@@ -60,6 +63,7 @@ impl Loaded {
             alike: Alike::here(&settings, &network),
             settings,
             identity: Identity::here(),
+            folder: None,
             rdma: Vec::new(),
             no_rdma: None,
             at: Err("no address was asked for".into()),
@@ -84,6 +88,8 @@ impl Loaded {
         if settings.window != WindowKind::Memory {
             return Err(settings.refused("window", "memory in the NCCL plugin").into());
         }
+        let folder = Folder::of_setting(&settings.local_folder);
+        let folder = folder.map_err(|why| settings.refused("local-folder", why))?;
         let (rdma, no_rdma) = match settings.qp {
             QpKind::Local => (Vec::new(), None),
             QpKind::Tcp => (Vec::new(), Some("qp = tcp here".into())),
@@ -142,7 +148,7 @@ impl Loaded {
         let listed = (!names.is_empty()).then(|| Listed::here(&host.identity, id.as_deref(), &names));
         let (gpu, dma_bufs) = (path.gpu, path.dma_bufs);
         let rdma = rdma.into_iter().map(Arc::new).collect();
-        let loaded = Loaded { rdma, no_rdma, at, tcp, listed, gpu, dma_bufs, ..host };
+        let loaded = Loaded { folder, rdma, no_rdma, at, tcp, listed, gpu, dma_bufs, ..host };
         let window = loaded.settings.net_window_size;
         log::init(&format!("queue pairs are {}; window of {window} bytes a connection", loaded.transports()));
         Ok(loaded)

@@ -53,6 +53,8 @@ pub mod endpoint;
 #[cfg(not(loom))]
 pub mod engine;
 #[cfg(not(loom))]
+pub mod folder;
+#[cfg(not(loom))]
 mod frame;
 #[cfg(not(loom))]
 mod frame_socket;
@@ -112,6 +114,8 @@ pub mod server;
 #[cfg(all(feature = "sim", not(loom)))]
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod sim;
+#[cfg(not(loom))]
+mod socket_file;
 #[cfg(not(loom))]
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod status;

@@ -42,6 +42,7 @@ use pushgate_driver_shim::fdpass::{Carrier, Frame};
 use pushgate_driver_shim::process::Process;
 use pushgate_proxy::connect::{self, Incarnation};
 use pushgate_proxy::door::{self, Terms};
+use pushgate_proxy::folder::Folder;
 use pushgate_proxy::link::verbs::gid::Family;
 use pushgate_proxy::session::Status;
 use rustix::io::Errno;
@@ -325,8 +326,14 @@ impl Mesh {
     }
 
     /// Joins as a rank in a process of its own; all ranks are on this host.
-    pub(crate) fn connect(job: &str, rank: u32, size: u32, timeout: Duration) -> Result<Mesh> {
-        Mesh::new(rank, unix::connect(job, rank, size, timeout)?, timeout, None)
+    pub(crate) fn connect(
+        job: &str,
+        rank: u32,
+        size: u32,
+        timeout: Duration,
+        folder: Option<&Folder>,
+    ) -> Result<Mesh> {
+        Mesh::new(rank, unix::connect(job, rank, size, timeout, folder)?, timeout, None)
     }
 
     /// Joins as a rank on any host. All ranks meet at `rendezvous`, where rank 0 listens; `host` is

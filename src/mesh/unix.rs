@@ -1,11 +1,12 @@
-//! The ranks of one host, joined by Unix sockets under abstract names made of user, job and rank.
+//! The ranks of one host, joined by Unix sockets under abstract names made of user, job and rank, or in a folder that the ranks'
+//! containers have in common.
 //!
 //! Each rank connects to all lower ranks and greets them. A rank answers a greeting once all ranks
 //! higher than itself have greeted it. With greeting and answer each rank hands the other a pidfd
 //! of itself. This can't deadlock: all wait for rank 0 first, which waits for none of them, then
 //! for rank 1, and so on.
 //!
-//! Any process of this host can connect to the name. So greetings are read side by side, limited in
+//! Any process of this host can connect to an abstract name. So greetings are read side by side, limited in
 //! bytes and in time, and a wrong one costs only its sender the connection.
 
 use std::io::{self, ErrorKind};
@@ -21,7 +22,9 @@ use pushgate_driver_shim::limited;
 use pushgate_driver_shim::log::Foreign;
 use pushgate_driver_shim::process::Process;
 use pushgate_driver_shim::users::{is_ours, is_ours_or_root, remark};
+use pushgate_proxy::folder::{self, BESIDE, Folder};
 use pushgate_proxy::redial::envelope::wait;
+use pushgate_proxy::server::SocketFile;
 use pushgate_proxy::wire;
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::geteuid;
@@ -61,41 +64,99 @@ pub(super) fn pairs(size: u32) -> Result<Vec<Vec<Option<UnixStream>>>> {
     Ok(streams)
 }
 
-/// Connects a rank in a process of its own: it listens under an abstract name made of its user, `job` and its
-/// rank, and connects to all lower ranks. The name disappears with the process, however it ends.
-pub(super) fn connect(job: &str, rank: u32, size: u32, timeout: Duration) -> Result<Links> {
-    let address = SocketAddr::from_abstract_name(name(job, rank))
-        .map_err(|_| Error::config("job", job, "a name of at most 80 bytes"))?;
-    let bound = UnixListener::bind_addr(&address).map_err(|e| {
-        let why = taken_by(&name(job, rank)).unwrap_or_else(|| "is it running twice?".into());
+/// A name at which a rank listens.
+pub(super) enum At<'a> {
+    Abstract(String),
+    In(&'a Folder, String),
+}
+
+impl At<'_> {
+    /// The place of a rank of a job whose ranks are all on this host.
+    fn of_job<'a>(job: &str, rank: u32, folder: Option<&'a Folder>) -> Result<At<'a>> {
+        let Some(folder) = folder else { return Ok(At::Abstract(name(job, rank))) };
+        let plain = |b: u8| match b {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'.' | b'_' | b'-' => char::from(b).to_string(),
+            _ => format!("%{b:02x}"),
+        };
+        let name = format!("{}-{rank}", job.bytes().map(plain).collect::<String>());
+        match name.len() > folder::LONGEST {
+            true => {
+                let most = folder::LONGEST - format!("-{rank}").len();
+                Err(Error::config(
+                    "job",
+                    job,
+                    format!("a name of at most {most} letters and digits with local-folder"),
+                ))
+            }
+            false => Ok(At::In(folder, name)),
+        }
+    }
+
+    fn listen(&self) -> io::Result<(PeerListener, Option<SocketFile>)> {
+        match self {
+            At::In(folder, name) => folder.listen(name).map(|(listener, file)| (listener, Some(file))),
+            At::Abstract(name) => {
+                let bound = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
+                bound.set_nonblocking(true)?;
+                Ok((bound.into(), None))
+            }
+        }
+    }
+
+    fn dial(&self, deadline: Instant) -> io::Result<PeerStream> {
+        match self {
+            At::Abstract(name) => wire::dial(Path::new(&format!("@{name}")), deadline),
+            At::In(folder, name) => folder.dial(name, deadline),
+        }
+    }
+}
+
+/// Connects a rank in a process of its own: it listens under a name made of its user, `job` and its rank, and connects to all
+/// lower ranks. The name is abstract and disappears with the process, however it ends; with a folder it is a file there.
+pub(super) fn connect(
+    job: &str,
+    rank: u32,
+    size: u32,
+    timeout: Duration,
+    folder: Option<&Folder>,
+) -> Result<Links> {
+    let deadline = Instant::now() + timeout;
+    let own = At::of_job(job, rank, folder)?;
+    if folder.is_none() && SocketAddr::from_abstract_name(name(job, rank)).is_err() {
+        return Err(Error::config("job", job, "a name of at most 80 bytes"));
+    }
+    let (listener, _file) = own.listen().map_err(|e| {
+        let why = taken_by(&own).unwrap_or_else(|| "is it running twice?".into());
         Error::io(format!("listening as rank {rank} of job {job}; {why}"))(e)
     })?;
-    let listener = PeerListener::from(bound);
-    listener.set_nonblocking(true).map_err(Error::io("rendezvous socket"))?;
     let process = own_process(rank);
-    let deadline = Instant::now() + timeout;
     let me = Me { job, rank, size, timeout, deadline, process: process.as_ref(), proof: &[] };
     let mut links: Links = (0..size).map(|_| None).collect();
     for lower in 0..rank {
-        links[lower as usize] = Some(me.join(lower)?);
+        links[lower as usize] = Some(me.join(lower, &At::of_job(job, lower, folder)?)?);
     }
     let higher: Vec<u32> = (rank + 1..size).collect();
-    me.accept(&listener, &higher, &mut links)?;
+    me.accept(&[listener], &higher, &mut links)?;
     Ok(links)
 }
 
 /// Where ranks of this host arrive that have met elsewhere.
 pub(super) struct Here {
-    pub(super) listener: PeerListener,
+    pub(super) listeners: Vec<PeerListener>,
     pub(super) process: Option<Process>,
+    _file: Option<SocketFile>,
 }
 
 impl Here {
-    /// Listens under an abstract name.
-    pub(super) fn open(name: &str, rank: u32) -> io::Result<Here> {
-        let listener = PeerListener::from(UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?);
-        listener.set_nonblocking(true)?;
-        Ok(Here { listener, process: own_process(rank) })
+    /// Listens at all of these names.
+    pub(super) fn open(names: &[At<'_>], rank: u32) -> io::Result<Here> {
+        let mut here = Here { listeners: Vec::new(), process: own_process(rank), _file: None };
+        for name in names {
+            let (listener, file) = name.listen()?;
+            here.listeners.push(listener);
+            here._file = file.or(here._file);
+        }
+        Ok(here)
     }
 }
 
@@ -115,9 +176,8 @@ fn name(job: &str, rank: u32) -> String {
 }
 
 /// Says which other user listens at a name, if one does.
-fn taken_by(name: &str) -> Option<String> {
-    let deadline = Instant::now() + PAUSE;
-    let stream = wire::dial(Path::new(&format!("@{name}")), deadline).ok()?;
+fn taken_by(at: &At<'_>) -> Option<String> {
+    let stream = at.dial(Instant::now() + PAUSE).ok()?;
     let uid = wire::peer_cred(&stream).ok()?.uid;
     (!is_ours(uid)).then(|| {
         format!(
@@ -166,9 +226,9 @@ pub(super) struct Me<'a> {
 
 impl Me<'_> {
     /// Connects to a lower rank and greets it; repeats until that rank listens or time is up.
-    fn join(&self, lower: u32) -> Result<Link> {
+    fn join(&self, lower: u32, at: &At<'_>) -> Result<Link> {
         loop {
-            let answered = match self.dial(lower, &name(self.job, lower), &[]) {
+            let answered = match self.dial(lower, at, &[]) {
                 Ok(stream) => self.answered(stream, lower)?,
                 Err(Dial::Wrong(e)) => return Err(e),
                 Err(Dial::Later(e)) => Err(e),
@@ -179,7 +239,12 @@ impl Me<'_> {
             };
             if Instant::now() >= self.deadline {
                 let user = geteuid().as_raw();
-                let what = format!("waiting for rank {lower} of user {user}'s job {} ({why})", self.job);
+                let beside = match at {
+                    At::Abstract(_) => format!("; {BESIDE}"),
+                    At::In(..) => String::new(),
+                };
+                let what =
+                    format!("waiting for rank {lower} of user {user}'s job {} ({why}{beside})", self.job);
                 return Err(Error::TimedOut { what, after: self.timeout });
             }
             // The lower rank does not listen yet, or it has gone and may come back.
@@ -188,9 +253,14 @@ impl Me<'_> {
         }
     }
 
-    /// Connects to a lower rank at its abstract name, and greets it. `proof` ends the greeting.
-    pub(super) fn dial(&self, lower: u32, name: &str, proof: &[u8]) -> std::result::Result<PeerStream, Dial> {
-        let stream = wire::dial(Path::new(&format!("@{name}")), self.deadline).map_err(Dial::Later)?;
+    /// Connects to a lower rank at its name, and greets it. `proof` ends the greeting.
+    pub(super) fn dial(
+        &self,
+        lower: u32,
+        at: &At<'_>,
+        proof: &[u8],
+    ) -> std::result::Result<PeerStream, Dial> {
+        let stream = at.dial(self.deadline).map_err(Dial::Later)?;
         check_owner(&stream, lower).map_err(Dial::Wrong)?;
         let words = [VERSION, self.rank, lower, self.size];
         let hello: Vec<u8> =
@@ -237,7 +307,7 @@ impl Me<'_> {
     }
 
     /// Waits until these higher ranks have greeted, and answers them.
-    pub(super) fn accept(&self, listener: &PeerListener, higher: &[u32], links: &mut Links) -> Result<()> {
+    pub(super) fn accept(&self, listeners: &[PeerListener], higher: &[u32], links: &mut Links) -> Result<()> {
         let mut greetings: Vec<Greeting> = Vec::new();
         // Of those that greet, all together.
         let closes = Closes::default();
@@ -260,7 +330,8 @@ impl Me<'_> {
             }
             greetings.retain(|g| g.until > now);
             let until = greetings.iter().map(|g| g.until).fold(self.deadline, Instant::min);
-            let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
+            let mut fds: Vec<_> =
+                listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)).collect();
             fds.extend(greetings.iter().map(|g| PollFd::new(&g.stream, PollFlags::IN)));
             let here: Vec<usize> = higher().filter(|r| links[*r].is_some()).collect();
             let settled = || here.iter().filter_map(|r| links[*r].as_ref());
@@ -271,7 +342,8 @@ impl Me<'_> {
             }
             let ready: Vec<bool> = fds.iter().map(|f| !f.revents().is_empty()).collect();
             drop(fds);
-            let (to_greetings, to_settled) = ready[1..].split_at(greetings.len());
+            let (to_listeners, ready) = ready.split_at(listeners.len());
+            let (to_greetings, to_settled) = ready.split_at(greetings.len());
             // A rank that waits for its answer sends nothing, so a readable socket means that the
             // rank has gone; it may come back.
             for (rank, _) in here.iter().zip(to_settled).filter(|(_, ready)| **ready) {
@@ -308,7 +380,7 @@ impl Me<'_> {
                     }
                 }
             }
-            if ready[0] {
+            for (listener, _) in listeners.iter().zip(to_listeners).filter(|(_, ready)| **ready) {
                 match listener.accept() {
                     Ok(stream) => {
                         // Any process can connect to the name; processes of other users are refused
@@ -452,7 +524,7 @@ mod tests {
         let at = SocketAddr::from_abstract_name(name(&job, 0)).unwrap();
         // The kernel keeps the user of the thread that calls listen.
         let _squatted = as_user(STRANGER, || UnixListener::bind_addr(&at).unwrap());
-        let Err(e) = connect(&job, 0, 2, hang()) else { panic!("two listen under one name") };
+        let Err(e) = connect(&job, 0, 2, hang(), None) else { panic!("two listen under one name") };
         let e = e.to_string();
         assert!(e.contains("user 65003 listens there") && e.contains("pushgate run"), "{e}");
         // A user's jobs are other ones than root's.
@@ -483,7 +555,7 @@ mod tests {
         let at = SocketAddr::from_abstract_name(name(&job, 0)).unwrap();
         let rank = |n| {
             let job = job.clone();
-            thread::spawn(move || connect(&job, n, 2, hang()).map(drop))
+            thread::spawn(move || connect(&job, n, 2, hang(), None).map(drop))
         };
         let first = rank(0);
         connects(&at);
@@ -524,7 +596,7 @@ mod tests {
         let at = SocketAddr::from_abstract_name(name(&job, 0)).unwrap();
         let rank = |n| {
             let job = job.clone();
-            thread::spawn(move || connect(&job, n, 2, hang()).map(drop))
+            thread::spawn(move || connect(&job, n, 2, hang(), None).map(drop))
         };
         let first = rank(0);
         for n in 0..60 {
@@ -562,7 +634,8 @@ mod tests {
         let job = format!("gives-up-{}", std::process::id());
         let at = SocketAddr::from_abstract_name(name(&job, 1)).unwrap();
         // Rank 0 never comes, so rank 1 accepts nobody.
-        let rank = thread::spawn(move || connect(&job, 1, 2, Duration::from_secs(1)).map(drop).unwrap_err());
+        let rank =
+            thread::spawn(move || connect(&job, 1, 2, Duration::from_secs(1), None).map(drop).unwrap_err());
         let stranger = connects(&at);
         let (fd, _end) = lingering();
         assert!(send_along(stranger, &fd, &[1]));

@@ -2,9 +2,10 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Once};
 
 use pushgate::settings::Transport;
+use pushgate_proxy::folder::BESIDE;
 
 use super::greeting::lost;
 use super::progress::{Made, Progress};
@@ -114,6 +115,17 @@ impl Connecting {
         Connecting { handle, stage: Stage::Again, transport, why: String::new(), not_local: None }
     }
 
+    /// Says once that a process of this kernel is reached over TCP: such a job is slower than its user expects.
+    fn tell_beside(&self) {
+        static ONCE: Once = Once::new();
+        if let Some(why) = &self.not_local {
+            let peer = &self.handle.listener;
+            let says =
+                || log::warn(&format!("{peer} runs on this host too, and not over local: {why}; {BESIDE}"));
+            ONCE.call_once(says);
+        }
+    }
+
     /// Goes as far as it can; the queue pair and its socket once they are there.
     fn advance(&mut self, runtime: &Runtime, class: Option<u8>, purpose: &Purpose) -> Result<Option<Made>> {
         loop {
@@ -125,21 +137,26 @@ impl Connecting {
                     match to {
                         Dial::Tcp(to, transport) => {
                             self.transport = transport;
+                            if transport == Transport::Tcp {
+                                self.tell_beside();
+                            }
                             let terms = self.handle.key.terms(runtime.loaded.settings.tls);
                             let host = self.handle.listener.host();
                             Stage::Reaching(Box::new(Reaching::new(&to, terms, host)))
                         }
-                        Dial::Unix => match dial::dial_unix(&self.handle.key.nonce())? {
-                            Dialed::Connected(stream) => {
-                                self.transport = Transport::Local;
-                                begin(runtime, &self.handle, stream, (class, Transport::Local), purpose)?
+                        Dial::Unix => {
+                            match dial::dial_unix(&self.handle.key.nonce(), runtime.loaded.folder.as_ref())? {
+                                Dialed::Connected(stream) => {
+                                    self.transport = Transport::Local;
+                                    begin(runtime, &self.handle, stream, (class, Transport::Local), purpose)?
+                                }
+                                Dialed::Later => return Ok(None),
+                                Dialed::Nowhere(why) => {
+                                    self.not_local = Some(why);
+                                    Stage::Again
+                                }
                             }
-                            Dialed::Later => return Ok(None),
-                            Dialed::Nowhere(why) => {
-                                self.not_local = Some(why);
-                                Stage::Again
-                            }
-                        },
+                        }
                     }
                 }
                 Stage::Reaching(mut reaching) => {

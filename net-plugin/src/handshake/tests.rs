@@ -75,7 +75,7 @@ fn an_end_that_is_refused_before_it_has_sent_its_offer_hears_why() {
         .map(|qp| Runtime::of_a_test_with(crate::testing::WINDOW, |settings| settings.qp = qp));
     let (listener, bytes) = Listener::new(there, None).unwrap();
     let handle = Handle::decode(&bytes).unwrap();
-    let Dialed::Connected(stream) = dial::dial_unix(&handle.key.nonce()).unwrap() else {
+    let Dialed::Connected(stream) = dial::dial_unix(&handle.key.nonce(), None).unwrap() else {
         panic!("it listens")
     };
     let joining = begin(&here, &handle, stream, (None, Transport::Local), &MESSAGES).unwrap();
@@ -103,7 +103,9 @@ fn a_listener_that_turns_a_process_away_is_not_reached_by_local() {
 
 /// A connection to a listener's Unix socket, over which these bytes have come with a descriptor.
 fn stranger(key: &Key, bytes: &[u8], fd: BorrowedFd<'_>) -> Stream {
-    let Dialed::Connected(stream) = dial::dial_unix(&key.nonce()).unwrap() else { panic!("it listens") };
+    let Dialed::Connected(stream) = dial::dial_unix(&key.nonce(), None).unwrap() else {
+        panic!("it listens")
+    };
     assert_eq!(stream.send(bytes, &[fd]).unwrap(), bytes.len());
     stream
 }
@@ -183,7 +185,9 @@ fn p8_a_connector_that_greets_and_then_sends_frames_without_end_loses_its_connec
     let told = runtime.loaded.alike.clone();
     let (listener, bytes) = Listener::new(runtime, None).unwrap();
     let key = Handle::decode(&bytes).unwrap().key;
-    let Dialed::Connected(stream) = dial::dial_unix(&key.nonce()).unwrap() else { panic!("it listens") };
+    let Dialed::Connected(stream) = dial::dial_unix(&key.nonce(), None).unwrap() else {
+        panic!("it listens")
+    };
     let mut channel = Channel::new(stream);
     channel.send(&greet_with(&key, &told, None, None, false), Vec::new()).unwrap();
     // They change nothing: they are of an end that has never heard of this one.

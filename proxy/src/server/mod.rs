@@ -47,4 +47,6 @@ mod wait;
 
 pub use accept::serve;
 pub use options::ServerOptions;
-pub use socket::{SocketFile, bind, bind_for_users};
+pub use socket::{bind, bind_for_users};
+
+pub use crate::socket_file::SocketFile;

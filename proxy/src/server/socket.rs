@@ -5,43 +5,13 @@ use std::io::{self, ErrorKind};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{SocketAddr, UnixListener};
-use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::path::Path;
 
 use pushgate_driver_shim::closing::PeerListener;
-use pushgate_driver_shim::fork::OwnedHere;
 use rustix::fs::{FlockOperation, flock};
 
+use crate::socket_file::{self, SocketFile};
 use crate::wire;
-
-/// Removes the socket's file when it is dropped, if the file is still the one that [`bind`] made.
-///
-/// A child of `fork` leaves the file alone.
-#[derive(Debug)]
-pub struct SocketFile {
-    _named: OwnedHere<Named>,
-}
-
-/// The path of a socket and the file that was made there; none for an abstract name.
-#[derive(Debug)]
-struct Named(Option<(PathBuf, FileId)>);
-
-/// Device, inode, and ctime in seconds and nanoseconds. The ctime is there because inode numbers are used again.
-type FileId = (u64, u64, i64, i64);
-
-fn file_id(path: &Path) -> io::Result<FileId> {
-    fs::symlink_metadata(path).map(|m| (m.dev(), m.ino(), m.ctime(), m.ctime_nsec()))
-}
-
-impl Drop for Named {
-    fn drop(&mut self) {
-        if let Some((path, id)) = &self.0
-            && file_id(path).is_ok_and(|found| found == *id)
-        {
-            let _ = fs::remove_file(path);
-        }
-    }
-}
 
 /// Listens at `path`, or for `@name` at an abstract socket, for programs of this process's user and of root.
 ///
@@ -72,7 +42,7 @@ fn bind_with(
         let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?).map_err(|e| {
             if e.kind() == ErrorKind::AddrInUse { live(path) } else { told(e, format_args!("binding {at}")) }
         })?;
-        return Ok((listener.into(), SocketFile { _named: OwnedHere::new(Named(None)) }));
+        return Ok((listener.into(), SocketFile::none()));
     }
     let dir = match path.parent() {
         Some(dir) if dir.as_os_str().is_empty() => Path::new("."),
@@ -89,8 +59,7 @@ fn bind_with(
         fs::set_permissions(path, fs::Permissions::from_mode(mode))
             .map_err(|e| told(e, format_args!("chmod {mode:o} of {at}")))?;
     }
-    let named = Named(Some((path.to_path_buf(), file_id(path)?)));
-    Ok((listener.into(), SocketFile { _named: OwnedHere::new(named) }))
+    Ok((listener.into(), SocketFile::at(path)?))
 }
 
 /// Opens a directory; makes the directory with this mode if it does not exist.
@@ -152,14 +121,12 @@ fn clear(path: &Path) -> io::Result<()> {
             let text = format!("{at} is there and no socket: name another path");
             Err(io::Error::new(ErrorKind::AlreadyExists, text))
         }
-        Ok(_) => match wire::dial(path, Instant::now()) {
-            Err(e) if e.kind() == ErrorKind::ConnectionRefused => {
-                tracing::info!("removing the socket of a proxy that is gone: {at}");
-                fs::remove_file(path).map_err(|e| told(e, format_args!("removing {at}")))
+        Ok(_) => match socket_file::remove_dead(path) {
+            Ok(true) => {
+                tracing::info!("removed the socket of a proxy that is gone: {at}");
+                Ok(())
             }
-            // A proxy whose queue of connections is full listens, too.
-            Ok(_) => Err(live(path)),
-            Err(e) if e.kind() == ErrorKind::WouldBlock => Err(live(path)),
+            Ok(false) => Err(live(path)),
             Err(e) => Err(told(e, format_args!("looking whether a proxy listens at {at}"))),
         },
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),

@@ -6,7 +6,7 @@ use pushgate::settings::{Group, Key, PluginSettings};
 use pushgate::{Error, Settings};
 
 /// The settings that the doctor looks at.
-const DOCTOR: [&str; 12] = [
+const DOCTOR: [&str; 13] = [
     "qp",
     "window",
     "window_size",
@@ -14,6 +14,7 @@ const DOCTOR: [&str; 12] = [
     "slots",
     "receives",
     "huge_pages",
+    "local_folder",
     "ib_dev",
     "ib_port",
     "gid_index",

@@ -3,7 +3,8 @@
 //! Each rank tells each other rank what its queue pairs may be. Two ranks whose queue pairs may be `local` try whether they share
 //! a host: the lower rank listens at a Unix socket of an abstract name, and the higher rank connects to that name. Only a process
 //! of the same host and network namespace reaches the name, and only the rank itself knows the proof that it was told over TCP.
-//! Then the Unix socket takes the place of the TCP connection, so that descriptors can cross.
+//! Where a folder is set, the lower rank also listens there, for ranks of other containers of its host. Then the Unix socket takes
+//! the place of the TCP connection, so that descriptors can cross.
 //!
 //! This can't deadlock: no rank waits for another one's answer before it has said everything that the other waits for.
 
@@ -15,11 +16,14 @@ use pushgate_driver_shim::log::Foreign;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use pushgate_proxy::folder::{BESIDE, Folder};
+
 use super::{ANSWER, Incoming, Joined, MAX_ANSWER, Me, VERSIONS, envelope, mismatch, send_all, wait};
 use super::{PollFd, PollFlags, Stream};
 use crate::error::{Error, Result};
+use crate::mesh::Link;
 use crate::mesh::tcp::Again;
-use crate::mesh::{Link, unix};
+use crate::mesh::unix::{self, At};
 use crate::settings::Transport;
 
 /// What the ports of RDMA devices are joined by: only ports of one kind reach each other.
@@ -34,6 +38,8 @@ pub(crate) enum Fabric {
 #[derive(Clone, Debug)]
 pub(crate) struct May {
     pub(crate) local: bool,
+    /// Where ranks of other containers of this host meet this one.
+    pub(crate) folder: Option<Folder>,
     /// How its RDMA devices reach others; or why queue pairs can't be `verbs`.
     pub(crate) verbs: std::result::Result<Fabric, String>,
     pub(crate) tcp: bool,
@@ -49,6 +55,9 @@ struct Reach {
     local: Option<Place>,
     verbs: Option<Fabric>,
     tcp: bool,
+    /// Names one start of one kernel; releases that do not say it meet ranks of their own network namespace alone.
+    #[serde(default)]
+    boot_id: Option<String>,
 }
 
 /// A Unix socket's abstract name, and what is to be said there.
@@ -62,6 +71,12 @@ impl Place {
     /// A name and a proof that nobody guesses.
     fn new() -> io::Result<Place> {
         Ok(Place { name: format!("{NAMES}{}", secret()?), proof: secret()? })
+    }
+
+    /// The names of its sockets.
+    fn names<'a>(&self, folder: Option<&'a Folder>) -> Vec<At<'a>> {
+        let of_folder = folder.map(|folder| At::In(folder, self.name[NAMES.len()..].into()));
+        [At::Abstract(self.name.clone())].into_iter().chain(of_folder).collect()
     }
 
     /// Whether a rank can have made this: this rank dials no other program's socket because a peer says so.
@@ -86,7 +101,8 @@ impl Me<'_> {
         let others = || streams.iter().zip(0..).filter_map(|(stream, rank)| Some((rank, stream.as_ref()?)));
         let door = self.open(may);
         let place = door.as_ref().map(|(_, place)| place.clone());
-        let own = Reach { local: place, verbs: may.verbs.as_ref().ok().copied(), tcp: may.tcp };
+        let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok();
+        let own = Reach { local: place, verbs: may.verbs.as_ref().ok().copied(), tcp: may.tcp, boot_id };
         for (rank, stream) in others() {
             self.tell(stream, rank, &own)?;
         }
@@ -108,7 +124,14 @@ impl Me<'_> {
                 let Some(at) = theirs[rank as usize].as_ref().and_then(|r| r.local.as_ref()) else {
                     continue;
                 };
-                let found = self.at_the_place(here).dial(rank, &at.name, at.proof.as_bytes());
+                let me = self.at_the_place(here);
+                let mut found = Err(unix::Dial::Later(io::ErrorKind::NotFound.into()));
+                for name in at.names(may.folder.as_ref()) {
+                    found = me.dial(rank, &name, at.proof.as_bytes());
+                    if found.is_ok() {
+                        break;
+                    }
+                }
                 self.tell(stream, rank, &Reached { here: found.is_ok() })?;
                 match found {
                     Ok(found) => dialled.push((rank, found)),
@@ -124,7 +147,7 @@ impl Me<'_> {
                 }
             }
             let me = unix::Me { proof: place.proof.as_bytes(), ..self.at_the_place(here) };
-            me.accept(&here.listener, &come, &mut links)?;
+            me.accept(&here.listeners, &come, &mut links)?;
             for (rank, found) in dialled {
                 let link = me.answered(found, rank)?.map_err(|e| self.gone(rank, &e.to_string()))?;
                 links[rank as usize] = Some(link);
@@ -136,6 +159,14 @@ impl Me<'_> {
                 Some(_) => (Transport::Local, "it is on this host".to_owned()),
                 None => self.choose(rank as u32, may, reach)?,
             };
+            if transport == Transport::Tcp && beside(&own, reach) {
+                limited!(
+                    warn,
+                    0u32,
+                    rank = self.rank,
+                    "rank {rank} runs on this host too, and queue pairs with it are tcp, not local: {BESIDE}"
+                );
+            }
             tracing::info!(rank = self.rank, "queue pairs with rank {rank} are {transport}: {why}");
             let link = link.get_or_insert_with(|| stream.into());
             link.transport = Some(transport);
@@ -148,7 +179,7 @@ impl Me<'_> {
     fn open(&self, may: &May) -> Option<(unix::Here, Place)> {
         let open = || -> io::Result<_> {
             let place = Place::new()?;
-            Ok((unix::Here::open(&place.name, self.rank)?, place))
+            Ok((unix::Here::open(&place.names(may.folder.as_ref()), self.rank)?, place))
         };
         let failed =
             |e| tracing::warn!(rank = self.rank, "ranks of this host can't be found by a Unix socket: {e}");
@@ -226,6 +257,12 @@ impl Me<'_> {
     }
 }
 
+/// Whether two ranks, neither of which found the other's socket, run under one kernel all the same.
+fn beside(own: &Reach, its: &Reach) -> bool {
+    let both = own.local.is_some() && its.local.is_some();
+    both && own.boot_id.is_some() && own.boot_id == its.boot_id
+}
+
 /// 128 random bits, as hexadecimal digits.
 pub(super) fn secret() -> io::Result<String> {
     let mut random = [0; 16];
@@ -236,7 +273,7 @@ pub(super) fn secret() -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
-    use std::thread;
+    use std::{slice, thread};
 
     use pushgate_driver_shim::versions::ABI;
     use pushgate_tests::fuzz::{depth, fuzz, kind};
@@ -248,7 +285,7 @@ mod tests {
     use crate::mesh::Mesh;
 
     fn may(local: bool, verbs: Option<Fabric>, tcp: bool) -> May {
-        May { local, verbs: verbs.ok_or_else(|| "none here".into()), tcp }
+        May { local, folder: None, verbs: verbs.ok_or_else(|| "none here".into()), tcp }
     }
 
     /// Joins ranks of which these things may be, and has each pair agree.
@@ -335,14 +372,15 @@ mod tests {
     fn p8_who_finds_the_socket_and_was_not_told_the_proof_is_refused() {
         let name = format!("pushgate/{}", secret().unwrap());
         let (lower, higher) = (me(0, 2), me(1, 2));
-        let here = unix::Here::open(&name, 0).unwrap();
+        let name = At::Abstract(name);
+        let here = unix::Here::open(slice::from_ref(&name), 0).unwrap();
         for wrong in [&b""[..], b"another proof of as many bytes!!"] {
             let stranger = higher.at_the_place(&here).dial(0, &name, wrong).ok().unwrap();
             let refused = thread::spawn(move || me(1, 2).at_the_place(&here_of(1)).answered(stranger, 0));
             let rank = higher.at_the_place(&here).dial(0, &name, b"the proof").ok().unwrap();
             let mut links = vec![None, None];
             unix::Me { proof: b"the proof", ..lower.at_the_place(&here) }
-                .accept(&here.listener, &[1], &mut links)
+                .accept(&here.listeners, &[1], &mut links)
                 .unwrap();
             assert!(links[1].is_some());
             assert!(higher.at_the_place(&here).answered(rank, 0).unwrap().is_ok());
@@ -353,7 +391,7 @@ mod tests {
 
     /// A rank that nobody finds.
     fn here_of(rank: u32) -> unix::Here {
-        unix::Here::open(&format!("pushgate/{}", secret().unwrap()), rank).unwrap()
+        unix::Here::open(&[At::Abstract(format!("pushgate/{}", secret().unwrap()))], rank).unwrap()
     }
 
     #[test]
@@ -380,7 +418,12 @@ mod tests {
             also: vec![vec!["10.1.0.1:7".parse().unwrap()]; 3],
             port: 9,
         };
-        let reach = Reach { local: Some(Place::new().unwrap()), verbs: Some(Fabric::Ethernet), tcp: true };
+        let reach = Reach {
+            local: Some(Place::new().unwrap()),
+            verbs: Some(Fabric::Ethernet),
+            tcp: true,
+            boot_id: None,
+        };
         let version = VERSIONS.oldest();
         let seeds = [
             envelope(version, &hello),

@@ -262,7 +262,10 @@ pub fn traffic(o: &Options) {
             Received { bytes: here.bytes + there.bytes, flushes: here.flushes + there.flushes }
         })
     };
-    o.promise("no warnings without a reason", warnings().is_empty(), &warnings());
+    // Where a test has put a rank into another container.
+    let warnings: Vec<_> =
+        warnings().into_iter().filter(|line| !line.contains("runs on this host too")).collect();
+    o.promise("no warnings without a reason", warnings.is_empty(), &warnings);
     println!(
         "{} v{}: {bytes} bytes received and right in {:.2} s, {flushes} flushes",
         plugin.name(),

@@ -13,6 +13,7 @@ use anyhow::{Context, Result, anyhow};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use pushgate::settings::{AutoOr, HugePages, PluginSettings, QpKind, Transport, WindowKind, WriteOrder};
 use pushgate_doctor::{self as doctor, QueuePairs, Roots, Wants};
+use pushgate_proxy::folder::Folder;
 
 use crate::exit;
 use crate::flags;
@@ -134,6 +135,9 @@ pub fn settings(m: &ArgMatches) -> (PluginSettings, Result<String, String>) {
         {
             told = told.and(Err(e.to_string()));
         }
+    }
+    if let Err(why) = Folder::of_setting(&settings.local_folder) {
+        told = told.and(Err(settings.refused("local-folder", why).to_string()));
     }
     (settings, told)
 }
