@@ -25,6 +25,9 @@ pub(super) struct Sge {
     pub(super) address: u64,
     pub(super) bytes: u32,
     pub(super) key: u32,
+    /// Whether libibverbs may read it as it posts, and send it inline. Only a link's own host memory may be read so: a window or a region
+    /// may be a GPU's, at whose addresses the CPU finds nothing, or a device's, whose bytes only the device's own read orders.
+    pub(super) own: bool,
 }
 
 /// How a link learns that the peer's device has what was written, where the completion of a WRITE says only that the bytes
@@ -95,7 +98,7 @@ impl Chain {
         self.echo.is_some()
     }
 
-    /// Whether the device has a copy of so many bytes once they are posted, so that their source may change.
+    /// Whether the device has a copy of so many bytes of the link's own memory once they are posted, so that their source may change.
     pub(super) fn copies(&self, bytes: usize) -> bool {
         bytes <= self.inline as usize
     }
@@ -120,7 +123,7 @@ impl Chain {
             None => sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE,
         };
         wr.__bindgen_anon_1.imm_data = imm.unwrap_or(0).to_be();
-        if from.bytes <= self.inline {
+        if from.own && from.bytes <= self.inline {
             wr.send_flags |= sys::ibv_send_flags::IBV_SEND_INLINE.0;
         }
         self.bytes += from.bytes as u64;
@@ -156,7 +159,7 @@ impl Chain {
         wr.send_flags = sys::ibv_send_flags::IBV_SEND_SIGNALED.0;
         (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey) = (echo.from.address, echo.from.key);
         self.requests.push(wr);
-        let Sge { address, bytes, key } = echo.into;
+        let Sge { address, bytes, key, .. } = echo.into;
         self.sources.push(sys::ibv_sge { addr: address, length: bytes, lkey: key });
         self.asked();
     }

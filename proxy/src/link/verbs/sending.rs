@@ -91,7 +91,7 @@ impl Sending {
     pub(super) fn source(&mut self, offset: u64, bytes: u32) -> Sge {
         let (key, window) = (self.key, &self.source.window);
         let Some(shadow) = &self.source.shadow else {
-            return Sge { address: window.as_ptr().as_ptr() as u64 + offset, bytes, key };
+            return Sge { address: window.as_ptr().as_ptr() as u64 + offset, bytes, key, own: false };
         };
         let (offset, length) = (offset as usize, bytes as usize);
         assert!(offset + length <= window.len());
@@ -106,7 +106,7 @@ impl Sending {
             stream(from, to, length);
             to
         };
-        Sge { address: to as u64, bytes, key }
+        Sge { address: to as u64, bytes, key, own: false }
     }
 
     /// Copies `out.len()` bytes at byte `offset` of the window out.

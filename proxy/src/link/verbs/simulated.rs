@@ -15,6 +15,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_rdma_core_sys::*;
 
 use super::device::Device;
@@ -79,6 +80,8 @@ pub(super) struct Nic {
     refuses: bool,
     /// The port is down, as a look at it tells.
     down: bool,
+    /// Addresses at which the CPU finds nothing, as those of a GPU's memory: the device reads there, and its provider may not.
+    of_devices: Vec<Range<u64>>,
 }
 
 /// The device's state behind a context. It is never freed: a queue pair may outlive its device's [`Sim`].
@@ -393,6 +396,12 @@ impl Sim {
         });
     }
 
+    /// The CPU finds nothing in this memory from now on; the device does.
+    pub(crate) fn is_of_device(&self, memory: &SharedMemory) {
+        let begin = memory.as_ptr().as_ptr() as u64;
+        self.nic(|nic| nic.of_devices.push(begin..begin + memory.len() as u64));
+    }
+
     /// WRITEs that have completed without an error.
     pub(crate) fn completions(&self) -> u64 {
         self.nic(|nic| nic.completions)
@@ -624,7 +633,14 @@ pub(super) unsafe extern "C" fn post_send(
                 _ => return INVALID,
             };
             let bytes = if r.num_sge == 0 { 0 } else { source.length as usize };
-            let inline = (r.send_flags & ibv_send_flags::IBV_SEND_INLINE.0 != 0 && bytes > 0)
+            let inline = r.send_flags & ibv_send_flags::IBV_SEND_INLINE.0 != 0 && bytes > 0;
+            // As libmlx5's memcpy out of the source would.
+            let faults = nic.of_devices.iter().any(|memory| memory.contains(&source.addr));
+            assert!(
+                !(inline && faults),
+                "SIGSEGV: {bytes} bytes of a device's memory were to be sent inline"
+            );
+            let inline = inline
                 // SAFETY: an inline request's bytes are there until the call returns.
                 .then(|| unsafe { std::slice::from_raw_parts(source.addr as *const u8, bytes) }.to_vec());
             let read = (r.opcode == ibv_wr_opcode::IBV_WR_RDMA_READ).then_some(bytes as u64);

@@ -59,6 +59,7 @@ pub(in crate::link) struct End {
     pub(in crate::link) endpoint: Endpoint,
     pub(in crate::link) device: Producer,
     control: Arc<SharedMemory>,
+    window: Arc<SharedMemory>,
     mirror: Arc<SharedMemory>,
     pub(in crate::link) region: Arc<SharedMemory>,
     pub(in crate::link) key: u32,
@@ -142,13 +143,31 @@ pub(in crate::link) fn ends_alone(
         let at =
             RegionMemory::Host { address: region.as_ptr().as_ptr() as usize, keep: Some(region.clone()) };
         let key = endpoint.add_region(at, REGION as u64).unwrap();
-        let device = Producer::new(geometry, &work, &control, window, None);
+        let device = Producer::new(geometry, &work, &control, window.clone(), None);
         let (last, sends) = ([0; STRIPES], Vec::new());
-        End { endpoint, device, control, mirror, region, key, posted: 0, last, now: 0, sends, taken: 0 }
+        End {
+            endpoint,
+            device,
+            control,
+            window,
+            mirror,
+            region,
+            key,
+            posted: 0,
+            last,
+            now: 0,
+            sends,
+            taken: 0,
+        }
     })
 }
 
 impl End {
+    /// This end's window and region are memory of a device, which the CPU does not read.
+    fn lies_in_device(&self, sim: &Sim) {
+        [&self.window, &self.region].iter().for_each(|memory| sim.is_of_device(memory));
+    }
+
     pub(in crate::link) fn poll(&mut self) {
         self.endpoint.poll(&mut None);
         self.endpoint.tick(self.now);
@@ -284,6 +303,8 @@ pub(in crate::link) fn any_order_on(sim: &Sim, seed: u64, imm: bool, breaks: boo
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     // Simulated devices have no rdma_cm.
     let mut ends = pair(sim, &Config { imm, cm: RdmaCm::Off, ..Config::default() });
+    // Windows of the kernel module, and GPU memory that a region is of, lie in devices.
+    ends.iter().for_each(|end| end.lies_in_device(sim));
     if breaks {
         ends = recovering(ends);
     }
@@ -456,6 +477,26 @@ fn ends_when_stopped(sim: &Sim, end: &mut End, mut act: impl FnMut(&Sim)) {
             return;
         }
         act(sim);
+    }
+}
+
+#[test]
+fn short_puts_out_of_a_devices_memory_are_read_by_the_device_alone() {
+    let sim = Sim::new();
+    let [mut a, mut b] = pair(&sim, &Config::default());
+    a.lies_in_device(&sim);
+    sim.prompt();
+    for words in 1..=40 {
+        for (i, word) in a.region.words(0, words).iter().enumerate() {
+            word.store((words << 8 | i) as u64, Ordering::Relaxed);
+        }
+        let put = Record { flags: Record::REGION, place: a.key, rkey: b.key, ..Record::new(Opcode::Put) };
+        // SAFETY: a payload in a region is not read here.
+        assert!(unsafe { a.device.post_raw(put, std::ptr::null(), words * 8) }.is_some());
+        a.poll();
+        b.poll();
+        a.poll();
+        assert_eq!(b.stripe(0)[..words], a.stripe(0)[..words], "{words} words");
     }
 }
 

@@ -170,7 +170,12 @@ fn echo(rc: &Rc, peer: &Places, inbox: &SharedMemory, registered: &Mr) -> Option
     let own = inbox.as_ptr().as_ptr() as u64;
     (!rc.pd.device.kind.acknowledges()).then_some(Echo {
         from: Remote { address: peer.inbox.wrapping_add(ECHO_FROM as u64), key: peer.inbox_key },
-        into: Sge { address: own + ECHO_INTO as u64, bytes: ECHO_BYTES as u32, key: registered.lkey },
+        into: Sge {
+            address: own + ECHO_INTO as u64,
+            bytes: ECHO_BYTES as u32,
+            key: registered.lkey,
+            own: true,
+        },
     })
 }
 

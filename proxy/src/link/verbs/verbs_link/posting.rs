@@ -134,7 +134,7 @@ impl VerbsLink {
     #[inline]
     pub(super) fn outbox(&self, word: usize, bytes: usize) -> Sge {
         let address = self.outbox_address + word as u64 * 8;
-        Sge { address, bytes: bytes as u32, key: self.outbox_key }
+        Sge { address, bytes: bytes as u32, key: self.outbox_key, own: true }
     }
 
     /// A stretch of the peer's inbox, from a byte on.
@@ -257,7 +257,8 @@ impl VerbsLink {
                 return Err(LinkDown::RegionGone);
             };
             let address = region.address + r.place_offset;
-            self.chain.write(Sge { address, bytes: r.length, key: region.lkey }, to, None, signal);
+            let from = Sge { address, bytes: r.length, key: region.lkey, own: false };
+            self.chain.write(from, to, None, signal);
             (region.used, region.last) = (self.chain.written, sequence + 1);
             return Ok((PLACED_FLAG, record));
         }

@@ -104,7 +104,7 @@ impl VerbsLink {
             // This WRITE is the next one.
             region.used = self.chain.written + 1;
             let address = region.address + r.place_offset + offset;
-            Sge { address, bytes, key }
+            Sge { address, bytes, key, own: false }
         } else {
             self.window.source(place, bytes)
         };
