@@ -317,10 +317,10 @@ settings! {
     gid_index: AutoOr<usize> = "auto", auto_or_number(0, 255), "auto or 0 to 255", "", Rdma;
     /// Path MTU; auto is the port's
     ib_mtu: AutoOr<usize> = "auto", mtu, "auto, 256, 512, 1024, 2048 or 4096", "bytes", Rdma;
-    /// Traffic class of RDMA packets (RoCE: DSCP and ECN)
-    traffic_class: u32 = "0", number(0, 255), "0 to 255", "", Rdma;
-    /// Service level of RDMA packets
-    service_level: u32 = "0", number(0, 15), "0 to 15", "", Rdma;
+    /// Traffic class of RDMA packets (RoCE: DSCP and ECN); auto: what rdma_cm finds where a queue pair comes up through it, else 0
+    traffic_class: AutoOr<usize> = "auto", auto_or_number(0, 255), "auto or 0 to 255", "", Rdma;
+    /// Service level of RDMA packets; auto: as for traffic-class
+    service_level: AutoOr<usize> = "auto", auto_or_number(0, 15), "auto or 0 to 15", "", Rdma;
     /// An RDMA packet is sent again after 4.096 us times 2 to the power of this
     ack_timeout: u32 = "14", number(1, 31), "1 to 31", "4.096 us x 2^N", Rdma;
     /// Times that an RDMA packet is sent again before the link counts as down

@@ -441,7 +441,7 @@ impl NewEnd {
                     regions_written,
                     ..Config::from(&settings.common)
                 };
-                config.traffic_class = class.unwrap_or(config.traffic_class);
+                config.traffic_class = class.or(config.traffic_class);
                 let allocate =
                     &mut |name: &str, bytes| runtime.memory(&own.lane, name, bytes, HugePages::Never);
                 let opening = VerbsOpening::new(device, &config, own.geometry, own.window.clone(), allocate)?;

@@ -134,6 +134,8 @@ fn number(text: &str) -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
+    use pushgate::settings::AutoOr;
+
     use super::*;
 
     fn taken(settings: &mut PluginSettings, all: &[(&str, &str)]) -> (Sockets, Vec<String>) {
@@ -154,8 +156,9 @@ mod tests {
         ];
         let (_, told) = taken(&mut settings, &all);
         let s = &settings;
-        assert_eq!(s.gid_index, pushgate::settings::AutoOr::Is(3));
-        assert_eq!((s.retry_count, s.service_level, s.traffic_class, s.ack_timeout), (5, 2, 106, 14));
+        assert_eq!(s.gid_index, AutoOr::Is(3));
+        assert_eq!((s.service_level, s.traffic_class), (AutoOr::Is(2), AutoOr::Is(106)));
+        assert_eq!((s.retry_count, s.ack_timeout), (5, 14));
         assert_eq!(told[0], "NCCL_IB_GID_INDEX=3 is taken for gid-index");
         assert_eq!(told[2], "NCCL_IB_SL=4 has no effect: PUSHGATE_SERVICE_LEVEL=2 goes before it");
         let says = "NCCL_IB_TIMEOUT=40 has no effect: invalid ack-timeout `40` (from NCCL_IB_TIMEOUT): expected 1 to 31";

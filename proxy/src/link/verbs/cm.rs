@@ -332,8 +332,7 @@ impl Id {
         if mask & m::IBV_QP_PATH_MTU.0 != 0 {
             a.path_mtu = sys::ibv_mtu(a.path_mtu.0.min(mtu.0));
         }
-        a.ah_attr.grh.traffic_class = config.traffic_class;
-        a.ah_attr.sl = config.service_level;
+        mark(&mut a, config);
         // As without rdma_cm: see `States`.
         (a.min_rnr_timer, a.rnr_retry) = (12, 0);
         (a.timeout, a.retry_cnt) = (config.ack_timeout, config.retry_count);
@@ -691,9 +690,28 @@ impl Drop for Connection {
     }
 }
 
+/// Marks packets as the settings ask; what they leave open stays as rdma_cm found it for the route (a site's default, a subnet manager's
+/// service level).
+fn mark(a: &mut sys::ibv_qp_attr, config: &Config) {
+    a.ah_attr.grh.traffic_class = config.traffic_class.unwrap_or(a.ah_attr.grh.traffic_class);
+    a.ah_attr.sl = config.service_level.unwrap_or(a.ah_attr.sl);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn traffic_class_and_service_level_of_the_route_stay_unless_they_are_set() {
+        let marked = |traffic_class, service_level| {
+            let mut a = sys::ibv_qp_attr::default();
+            (a.ah_attr.grh.traffic_class, a.ah_attr.sl) = (106, 3);
+            mark(&mut a, &Config { traffic_class, service_level, ..Config::default() });
+            (a.ah_attr.grh.traffic_class, a.ah_attr.sl)
+        };
+        assert_eq!(marked(None, None), (106, 3));
+        assert_eq!(marked(Some(0), Some(5)), (0, 5));
+    }
 
     #[test]
     fn auto_takes_rdma_cm_where_the_device_needs_it_alone() {

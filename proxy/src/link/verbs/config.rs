@@ -28,10 +28,10 @@ pub struct Config {
     pub family: Option<Family>,
     /// Path MTU, bytes; at most the port's and the peer's.
     pub mtu: Option<u32>,
-    /// Of the IP header or GRH.
-    pub traffic_class: u8,
-    /// 0 to 15.
-    pub service_level: u8,
+    /// Of the IP header or GRH. `None`: what rdma_cm finds for the route (a site's default), 0 without rdma_cm.
+    pub traffic_class: Option<u8>,
+    /// 0 to 15. `None`: as for the traffic class.
+    pub service_level: Option<u8>,
     /// 4.096 us times 2 to the power of this, until a packet is sent again.
     pub ack_timeout: u8,
     /// Times that it is sent again, 0 to 7.
@@ -69,8 +69,8 @@ impl Default for Config {
             gid_index: None,
             family: None,
             mtu: None,
-            traffic_class: 0,
-            service_level: 0,
+            traffic_class: None,
+            service_level: None,
             ack_timeout: 14,
             retry_count: 7,
             imm: true,

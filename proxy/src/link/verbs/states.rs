@@ -70,9 +70,9 @@ impl States<'_> {
         a.ah_attr.grh.dgid.raw = remote.gid.0;
         a.ah_attr.grh.sgid_index = self.gid.index as u8;
         a.ah_attr.grh.hop_limit = 64;
-        a.ah_attr.grh.traffic_class = self.config.traffic_class;
+        a.ah_attr.grh.traffic_class = self.config.traffic_class.unwrap_or(0);
         a.ah_attr.dlid = remote.lid;
-        a.ah_attr.sl = self.config.service_level;
+        a.ah_attr.sl = self.config.service_level.unwrap_or(0);
         a.ah_attr.port_num = device.port();
     }
 

@@ -113,7 +113,10 @@ pub fn wants(settings: &PluginSettings, told: Result<String, String>) -> Wants {
             _ => None,
         },
         assumes_order: settings.write_order == WriteOrder::Assume,
-        traffic_class: settings.traffic_class as u8,
+        traffic_class: match settings.traffic_class {
+            AutoOr::Is(class) => class as u8,
+            _ => 0,
+        },
         huge_pages: match settings.huge_pages {
             HugePages::Try => doctor::HugePages::Try,
             HugePages::Never => doctor::HugePages::Never,
