@@ -46,5 +46,5 @@ mod socket;
 mod wait;
 
 pub use accept::serve;
-pub use options::ServerOptions;
+pub use options::{Leaves, ServerOptions};
 pub use socket::{SocketFile, bind, bind_for_users};
