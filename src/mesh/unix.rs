@@ -21,7 +21,6 @@ use pushgate_driver_shim::limited;
 use pushgate_driver_shim::log::Foreign;
 use pushgate_driver_shim::process::Process;
 use pushgate_driver_shim::users::{is_ours, is_ours_or_root, remark};
-use pushgate_proxy::redial::envelope::wait;
 use pushgate_proxy::wire;
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::geteuid;
@@ -190,7 +189,17 @@ impl Me<'_> {
 
     /// Connects to a lower rank at its abstract name, and greets it. `proof` ends the greeting.
     pub(super) fn dial(&self, lower: u32, name: &str, proof: &[u8]) -> std::result::Result<PeerStream, Dial> {
-        let stream = wire::dial(Path::new(&format!("@{name}")), self.deadline).map_err(Dial::Later)?;
+        let place = format!("@{name}");
+        let stream = loop {
+            let until = self.deadline.min(Instant::now() + interrupt::LOOK);
+            match wire::dial(Path::new(&place), until) {
+                // Its queue of connections is full.
+                Err(e) if e.kind() == ErrorKind::WouldBlock && until < self.deadline => {
+                    interrupt::check().map_err(Dial::Wrong)?;
+                }
+                dialled => break dialled.map_err(Dial::Later)?,
+            }
+        };
         check_owner(&stream, lower).map_err(Dial::Wrong)?;
         let words = [VERSION, self.rank, lower, self.size];
         let hello: Vec<u8> =
@@ -209,7 +218,11 @@ impl Me<'_> {
         let (answer, fds) = loop {
             match incoming.receive(&stream, MAX_ANSWER, 1) {
                 Ok(Some(frame)) => break frame,
-                Ok(None) if wait(&mut [PollFd::new(&stream, PollFlags::IN)], self.deadline + ANSWER) => {}
+                Ok(None)
+                    if interrupt::wait(
+                        &mut [PollFd::new(&stream, PollFlags::IN)],
+                        self.deadline + ANSWER,
+                    )? => {}
                 Ok(None) => {
                     let why = "it is there and does not answer, perhaps because it waits for other ranks";
                     return Ok(Err(io::Error::new(ErrorKind::TimedOut, why)));
@@ -265,8 +278,7 @@ impl Me<'_> {
             let here: Vec<usize> = higher().filter(|r| links[*r].is_some()).collect();
             let settled = || here.iter().filter_map(|r| links[*r].as_ref());
             fds.extend(settled().map(|link| PollFd::from_borrowed_fd(link.stream.fd(), PollFlags::IN)));
-            if !wait(&mut fds, until.min(now + interrupt::LOOK)) {
-                interrupt::check()?;
+            if !interrupt::wait(&mut fds, until)? {
                 continue;
             }
             let ready: Vec<bool> = fds.iter().map(|f| !f.revents().is_empty()).collect();

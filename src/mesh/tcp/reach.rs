@@ -15,9 +15,10 @@ use pushgate_driver_shim::log::Foreign;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{ANSWER, Incoming, Joined, MAX_ANSWER, Me, VERSIONS, envelope, mismatch, send_all, wait};
+use super::{ANSWER, Incoming, Joined, MAX_ANSWER, Me, VERSIONS, envelope, mismatch, send_all};
 use super::{PollFd, PollFlags, Stream};
 use crate::error::{Error, Result};
+use crate::interrupt;
 use crate::mesh::tcp::Again;
 use crate::mesh::{Link, unix};
 use crate::settings::Transport;
@@ -109,6 +110,9 @@ impl Me<'_> {
                     continue;
                 };
                 let found = self.at_the_place(here).dial(rank, &at.name, at.proof.as_bytes());
+                if let Err(unix::Dial::Wrong(Error::Interrupted)) = found {
+                    return Err(Error::Interrupted);
+                }
                 self.tell(stream, rank, &Reached { here: found.is_ok() })?;
                 match found {
                     Ok(found) => dialled.push((rank, found)),
@@ -206,7 +210,7 @@ impl Me<'_> {
         let (_, body) = loop {
             match incoming.open(stream, MAX_ANSWER) {
                 Ok(Some(all)) => break all,
-                Ok(None) if wait(&mut [PollFd::new(stream, PollFlags::IN)], until) => {}
+                Ok(None) if interrupt::wait(&mut [PollFd::new(stream, PollFlags::IN)], until)? => {}
                 Ok(None) => {
                     let what = format!("waiting for rank {rank} to say what its queue pairs may be");
                     return Err(Error::TimedOut { what, after: self.timeout });
