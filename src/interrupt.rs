@@ -5,6 +5,9 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use pushgate_proxy::redial::envelope;
+use rustix::event::PollFd;
+
 use crate::error::{Error, Result};
 
 /// How often a call that waits asks.
@@ -31,6 +34,19 @@ pub(crate) fn check() -> Result<()> {
     match ask.is_some_and(|ask| ask()) {
         true => Err(Error::Interrupted),
         false => Ok(()),
+    }
+}
+
+/// Waits until one of the descriptors is ready. False once the time is over.
+pub(crate) fn wait(fds: &mut [PollFd<'_>], until: Instant) -> Result<bool> {
+    loop {
+        if envelope::wait(fds, until.min(Instant::now() + LOOK)) {
+            return Ok(true);
+        }
+        check()?;
+        if Instant::now() >= until {
+            return Ok(false);
+        }
     }
 }
 

@@ -95,6 +95,7 @@ pub mod proxy {
     use pushgate_driver_shim::closing::PeerListener;
     use pushgate_driver_shim::eventfd::EventFd;
     use pushgate_proxy::engine::StallReport;
+    pub use pushgate_proxy::server::Leaves;
     use pushgate_proxy::server::{ServerOptions, bind, bind_for_users, serve};
     use pushgate_proxy::users::Users;
     use pushgate_proxy::wire::Amounts;
@@ -113,16 +114,16 @@ pub mod proxy {
     /// Serves programs at the `proxy_socket` of these settings as [`run`] does, with their `stall_report`, the users of their
     /// `proxy_serves` and the quotas of their `proxy_user_...`, and calls `serving` once programs can connect.
     pub fn run_and_tell(settings: &Settings, stop: EventFd, serving: impl FnOnce()) -> Result<()> {
-        run_as_process(settings, None, || false, stop, serving)
+        let leaves = || Leaves::Ends("was stopped by the program that it was a part of");
+        run_as_process(settings, None, leaves, stop, serving)
     }
 
     /// Serves programs as [`run_and_tell`] does, for a process that ends when this returns. With `listener` that socket takes
-    /// the place of the one that the settings name. `hands_over` is asked when `stop` is rung: if it is true, queue pairs that
-    /// can go on with another proxy are left for the next one.
+    /// the place of the one that the settings name. `leaves` is asked when `stop` is rung: what becomes of the queue pairs.
     pub fn run_as_process(
         settings: &Settings,
         listener: Option<UnixListener>,
-        hands_over: fn() -> bool,
+        leaves: fn() -> Leaves,
         stop: EventFd,
         serving: impl FnOnce(),
     ) -> Result<()> {
@@ -156,7 +157,7 @@ pub mod proxy {
                 descriptors: settings.proxy_user_descriptors,
             },
             stall_report,
-            hands_over: Some(hands_over),
+            leaves,
             ..defaults
         };
         serve(listener, options).map_err(failed)

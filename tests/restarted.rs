@@ -237,9 +237,12 @@ fn p7_both_ranks_end_where_no_proxy_takes_over() {
     proxies[0].kill();
     for (_, _, qp) in &ranks {
         until("the end", || qp.check().is_err());
-        let e = qp.check().unwrap_err();
-        assert!(matches!(e, Error::PeerLost { rank: 0 }), "{e}");
     }
+    let [own, peers] = ranks.each_ref().map(|(_, _, qp)| qp.check().unwrap_err());
+    let said = own.to_string();
+    let parts = [sockets.path(0).display().to_string(), "none took over within 300ms".into()];
+    assert!(matches!(own, Error::Proxy(_)) && parts.iter().all(|part| said.contains(part)), "{own}");
+    assert!(matches!(peers, Error::PeerLost { rank: 0 }), "{peers}");
 }
 
 #[test]
@@ -255,17 +258,26 @@ fn p6_kernels_lose_nothing_when_a_proxy_leaves_after_sigterm_and_another_one_sta
 }
 
 #[test]
-fn p7_a_proxy_that_ends_after_sigint_ends_its_queue_pairs() {
+fn p7_programs_of_a_proxy_that_ends_after_sigint_end_with_its_name_and_wait_for_no_other() {
     let sockets = Sockets::new("ends");
     let mut proxy = sockets.start(0);
-    let ranks = joined("ends", [sockets.path(0), sockets.path(0)], "auto");
+    let recover = hang() / 2;
+    let as_set = format!("{}ms", recover.as_millis());
+    let ranks = joined("ends", [sockets.path(0), sockets.path(0)], &as_set);
+    let (begin, pid) = (Instant::now(), proxy.0.id());
     proxy.signal(Signal::INT);
     proxy.0.wait().unwrap();
     for (_, _, qp) in &ranks {
         until("the end", || qp.check().is_err());
-        let e = qp.check().unwrap_err();
-        assert!(matches!(e, Error::Aborted { .. }), "{e}");
+        let said = qp.check().unwrap_err();
+        let at = format!("at {} (pid {pid}) was interrupted (SIGINT)", sockets.path(0).display());
+        assert!(matches!(said, Error::Proxy(_)) && said.to_string().contains(&at), "{said}");
+        // What is asked of the proxy ends with the same.
+        let asked = qp.links_replaced().unwrap_err();
+        assert!(asked.to_string().contains(&at), "{asked}");
     }
+    drop(ranks);
+    assert!(begin.elapsed() < recover, "somebody waited for another proxy: {:?}", begin.elapsed());
 }
 
 #[test]

@@ -576,6 +576,7 @@ cases! {
     "rdma-traffic-class" Warned "add this one" |h| h.wants.traffic_class = 32;
 
     "memlock" Passed "no limit; systemd gives services infinity" |_| {};
+    "memlock" Passed "no limit; systemd" |h| limits(h, "9223372036854775807");
     "memlock" Failed "not one fits" |h| limits(h, "65536");
     "memlock" Warned "2 fit" |h| limits(h, "8388608");
     "memlock" Passed "CAP_IPC_LOCK" |h| {

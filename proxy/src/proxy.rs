@@ -149,6 +149,11 @@ pub trait Proxy: Send + Sync {
     /// other engine. Returns what the caller may do until the next pass.
     fn drive(&self) -> Result<Step, EngineError>;
 
+    /// Why there is no engine, where its process has ended and no other one goes on with the queue pairs.
+    fn lost_because(&self) -> Option<EngineError> {
+        None
+    }
+
     /// Where the engine runs: "thread" or "process".
     fn place(&self) -> &'static str;
 }

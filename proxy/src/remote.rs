@@ -32,7 +32,7 @@ use crate::memory::Keep;
 use crate::proxy::{Proxy, QpFds, Recovers};
 use crate::region::Exported;
 use crate::session::Status;
-use crate::wire::{self, Answer, Reply, Request, TIMEOUT, Usage};
+use crate::wire::{self, Answer, Refusal, Reply, Request, TIMEOUT, Usage};
 
 /// The engine that a proxy process runs for this program, and for this program alone.
 ///
@@ -71,6 +71,8 @@ struct Connection {
     state: State,
     /// A thread is in [`RemoteEngine::attend`].
     attended: bool,
+    /// The proxy has said that it ends.
+    said_so: bool,
     /// What came with a proxy that goes on with queue pairs when another one has died.
     sessions: Option<Sessions>,
 }
@@ -129,7 +131,7 @@ impl RemoteEngine {
         let (bell, ringer) = bell::pair().map_err(|e| remote(format!("a pair of sockets: {e}")))?;
         let sessions = greet(&stream, &bell, name)?;
         let (stream, state) = (Arc::new(stream), State::Live);
-        let connection = Connection { stream, state, attended: false, sessions };
+        let connection = Connection { stream, state, attended: false, said_so: false, sessions };
         Ok(RemoteEngine {
             owner: Owner::here(),
             name: name.into(),
@@ -278,7 +280,7 @@ impl RemoteEngine {
     pub fn status(&self, qp: QpId) -> Result<Option<Status>, EngineError> {
         let kept = self.book.find(qp)?;
         if kept.is_gone() {
-            return Ok(Some(kept.lost()));
+            return Ok(kept.status());
         }
         match self.ask(&|| Ok(Request::Status { qp: kept.there(qp)? }))? {
             Answer::Status(word) => Ok(word.and_then(Status::from_word)),
@@ -366,6 +368,9 @@ impl RemoteEngine {
                 State::Live => {}
             }
             match exchange(&connection.stream, &request()?, fds, limit) {
+                Ok((Err(Refusal::Ended { pid, why }), _)) => {
+                    return Err(self.ends(&mut connection, pid, why));
+                }
                 Ok((reply, _)) => {
                     let answer = reply?;
                     then(&answer);
@@ -388,6 +393,48 @@ impl RemoteEngine {
                 }
             }
         }
+    }
+
+    /// Why this program has no proxy, if it has none and waits for none.
+    pub fn lost_because(&self) -> Option<EngineError> {
+        let mut connection = self.connection();
+        self.hear(&mut connection);
+        match &connection.state {
+            State::Lost(why) => Some(remote(why.clone())),
+            State::Live | State::Away => None,
+        }
+    }
+
+    /// Takes in the last word of a proxy that has hung up. Waits for nothing.
+    fn hear(&self, connection: &mut Connection) {
+        let ends = PollFlags::HUP | PollFlags::RDHUP;
+        let mut fds = [PollFd::new(&connection.stream, ends)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let hung_up = matches!(poll(&mut fds, Some(&now)), Ok(n) if n > 0);
+        if matches!(connection.state, State::Lost(_)) || !hung_up {
+            return;
+        }
+        // Who asked has taken the answer: what is left was said without a request.
+        if let Ok((Err(Refusal::Ended { pid, why }), _)) = wire::recv::<Reply>(&connection.stream) {
+            self.ends(connection, pid, why);
+        }
+    }
+
+    /// The proxy has said that it ends, and why.
+    fn ends(&self, connection: &mut Connection, pid: u32, why: String) -> EngineError {
+        connection.said_so = true;
+        let why = format!(
+            "the process{} (pid {pid}) {}: start it again and make new queue pairs; a proxy that is ended by SIGTERM leaves them \
+             to the next one",
+            self.at(),
+            Foreign::sentence(why)
+        );
+        self.set_lost(connection, why)
+    }
+
+    /// ` at PATH`, where that is known.
+    fn at(&self) -> String {
+        self.path.as_ref().map(|path| format!(" at {}", path.display())).unwrap_or_default()
     }
 
     fn unexpected(&self, answer: &Answer) -> EngineError {
@@ -526,6 +573,10 @@ impl Proxy for RemoteEngine {
 
     fn drive(&self) -> Result<Step, EngineError> {
         Ok(Step::Yield)
+    }
+
+    fn lost_because(&self) -> Option<EngineError> {
+        self.lost_because()
     }
 
     fn place(&self) -> &'static str {

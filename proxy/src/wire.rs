@@ -234,6 +234,14 @@ pub enum Refusal {
     NoQp(u32),
     /// The queue pair's table is full.
     TooManyRegions,
+    /// The proxy ends, and every queue pair of the program with it. Comes without a request, as the proxy's last word. A program of
+    /// an earlier release does not know it.
+    Ended {
+        /// The proxy's process, by its number in the proxy's PID namespace.
+        pid: u32,
+        /// Why, as the end of a sentence that begins with the proxy.
+        why: String,
+    },
     /// Anything else, in a sentence.
     Why(String),
 }
@@ -267,6 +275,9 @@ impl From<Refusal> for EngineError {
             Refusal::NoQp(qp) => EngineError::NoQp(qp),
             Refusal::TooManyRegions => EngineError::TooManyRegions,
             // The proxy is another process, and may quote this one.
+            Refusal::Ended { pid, why } => {
+                EngineError::Remote(format!("the process (pid {pid}) {}", Foreign::sentence(why)))
+            }
             Refusal::Why(why) => EngineError::Remote(Foreign::sentence(why).to_string()),
         }
     }
@@ -459,7 +470,7 @@ pub(crate) mod tests {
             Ok(Answer::Counters(Counters::default())),
             Ok(Answer::Usage(usage)),
             Err(Refusal::Why("no".into())),
-            Err(Refusal::NoQp(3)),
+            Err(Refusal::Ended { pid: 7, why: "was stopped".into() }),
         ];
         fn framed(which: u8, message: &impl Serialize) -> Vec<u8> {
             let (ours, mut theirs) = UnixStream::pair().unwrap();

@@ -191,7 +191,10 @@ fn p7_a_server_that_stops_ends_all_waits() {
     pair.a.ends_with(abi::PUSHGATE_ABORTED);
     pair.b.ends_with(abi::PUSHGATE_ABORTED);
     assert!(a.proxy.lost() && b.proxy.lost());
-    assert!(remote_sentence(b.proxy.remove_qp(pair.b_qp)).contains("closed"));
+    assert!(
+        remote_sentence(b.proxy.remove_qp(pair.b_qp))
+            .contains("was stopped by the program that it was a part of")
+    );
     let why = remote_sentence(RemoteEngine::connect(&server.path, "late"));
     assert!(why.contains("pushgate proxy"), "{why}");
 }

@@ -23,7 +23,7 @@ use pushgate_driver_shim::log::Foreign;
 use pushgate_driver_shim::versions::ABI;
 use pushgate_proxy::addresses::{Places, REMEDY, Reach, Wish, listen, offer, own, resolve};
 use pushgate_proxy::door::{Arrival, Dialer, Door, DoorError, Limits, Refused, Stream, Terms, VARIABLE};
-use pushgate_proxy::redial::envelope::{HEADER, Incoming, envelope, opened, send_all, tune, wait};
+use pushgate_proxy::redial::envelope::{HEADER, Incoming, envelope, opened, send_all, tune};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
@@ -258,6 +258,7 @@ impl<'a> Me<'a> {
             return Err(Error::config("rendezvous", place, needs_secret(at.ip().to_canonical())));
         }
         let mut reach = Reach::new(&addresses);
+        let mut asked = interrupt::Now::begin();
         let until = Instant::now() + ATTEMPT.min(self.deadline.saturating_duration_since(Instant::now()));
         loop {
             match reach.advance() {
@@ -269,7 +270,10 @@ impl<'a> Me<'a> {
                         Err(e) => reach.leads_elsewhere(at, e.to_string()),
                     }
                 }
-                Ok(None) if Instant::now() < until => reach.wait(until),
+                Ok(None) if Instant::now() < until => {
+                    reach.wait(until.min(Instant::now() + interrupt::LOOK));
+                    asked.check()?;
+                }
                 Ok(None) => return Ok(Err(reach.tried())),
                 Err(tried) => return Ok(Err(tried)),
             }
@@ -306,7 +310,7 @@ impl<'a> Me<'a> {
         let hello = envelope(VERSIONS.oldest(), &hello);
         let mut dialer = Dialer::new(socket, &self.terms, &hello).map_err(refused)?;
         while !dialer.advance().map_err(refused)? {
-            if !wait(&mut [PollFd::new(&dialer, dialer.awaits())], self.deadline) {
+            if !interrupt::wait(&mut [PollFd::new(&dialer, dialer.awaits())], self.deadline)? {
                 return Err(late());
             }
         }
@@ -315,7 +319,7 @@ impl<'a> Me<'a> {
         let (version, body) = loop {
             match incoming.open(&stream, MAX_ANSWER) {
                 Ok(Some(all)) => break all,
-                Ok(None) if wait(&mut [PollFd::new(&stream, PollFlags::IN)], self.deadline) => {}
+                Ok(None) if interrupt::wait(&mut [PollFd::new(&stream, PollFlags::IN)], self.deadline)? => {}
                 Ok(None) => return Err(late()),
                 Err(why) => return Err(no_answer(format!("{why}; {remedy}"))),
             }
@@ -348,8 +352,7 @@ impl<'a> Me<'a> {
             if missing.is_empty() {
                 return Ok(places);
             }
-            let now = Instant::now();
-            if now >= self.deadline {
+            if Instant::now() >= self.deadline {
                 let missing = missing.join(", ");
                 let why = format!("rank {missing} did not come within {:?}", self.timeout);
                 for (_, stream) in places.iter().flatten() {
@@ -369,8 +372,7 @@ impl<'a> Me<'a> {
                     .filter_map(|i| places[*i].as_ref())
                     .map(|(_, s)| PollFd::new(s, PollFlags::IN)),
             );
-            if !wait(&mut fds, self.deadline.min(now + interrupt::LOOK)) {
-                interrupt::check()?;
+            if !interrupt::wait(&mut fds, self.deadline)? {
                 continue;
             }
             let ready: Vec<bool> = fds.iter().map(|f| !f.revents().is_empty()).collect();

@@ -23,7 +23,6 @@ use pushgate_driver_shim::log::Foreign;
 use pushgate_driver_shim::process::Process;
 use pushgate_driver_shim::users::{is_ours, is_ours_or_root, remark};
 use pushgate_proxy::folder::{self, BESIDE, Folder};
-use pushgate_proxy::redial::envelope::wait;
 use pushgate_proxy::server::SocketFile;
 use pushgate_proxy::wire;
 use rustix::event::{PollFd, PollFlags};
@@ -260,7 +259,16 @@ impl Me<'_> {
         at: &At<'_>,
         proof: &[u8],
     ) -> std::result::Result<PeerStream, Dial> {
-        let stream = at.dial(self.deadline).map_err(Dial::Later)?;
+        let stream = loop {
+            let until = self.deadline.min(Instant::now() + interrupt::LOOK);
+            match at.dial(until) {
+                // Its queue of connections is full.
+                Err(e) if e.kind() == ErrorKind::WouldBlock && until < self.deadline => {
+                    interrupt::check().map_err(Dial::Wrong)?;
+                }
+                dialled => break dialled.map_err(Dial::Later)?,
+            }
+        };
         check_owner(&stream, lower).map_err(Dial::Wrong)?;
         let words = [VERSION, self.rank, lower, self.size];
         let hello: Vec<u8> =
@@ -279,7 +287,11 @@ impl Me<'_> {
         let (answer, fds) = loop {
             match incoming.receive(&stream, MAX_ANSWER, 1) {
                 Ok(Some(frame)) => break frame,
-                Ok(None) if wait(&mut [PollFd::new(&stream, PollFlags::IN)], self.deadline + ANSWER) => {}
+                Ok(None)
+                    if interrupt::wait(
+                        &mut [PollFd::new(&stream, PollFlags::IN)],
+                        self.deadline + ANSWER,
+                    )? => {}
                 Ok(None) => {
                     let why = "it is there and does not answer, perhaps because it waits for other ranks";
                     return Ok(Err(io::Error::new(ErrorKind::TimedOut, why)));
@@ -336,8 +348,7 @@ impl Me<'_> {
             let here: Vec<usize> = higher().filter(|r| links[*r].is_some()).collect();
             let settled = || here.iter().filter_map(|r| links[*r].as_ref());
             fds.extend(settled().map(|link| PollFd::from_borrowed_fd(link.stream.fd(), PollFlags::IN)));
-            if !wait(&mut fds, until.min(now + interrupt::LOOK)) {
-                interrupt::check()?;
+            if !interrupt::wait(&mut fds, until)? {
                 continue;
             }
             let ready: Vec<bool> = fds.iter().map(|f| !f.revents().is_empty()).collect();

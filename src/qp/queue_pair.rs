@@ -232,7 +232,15 @@ impl QueuePair {
     /// Fails with the cause if the queue pair has ended.
     pub fn check(&self) -> Result<()> {
         self.context.here()?;
-        check_status(&self.control, self.rank)
+        let ended = check_status(&self.control, self.rank);
+        ended.map_err(|e| match e {
+            // A proxy that is gone knows the reason better than the status that it left.
+            Error::PeerLost { rank } if rank != self.rank => e,
+            Error::PeerLost { .. } | Error::Aborted { .. } => {
+                self.context.inner.proxy.lost_because().map_or(e, Error::from)
+            }
+            e => e,
+        })
     }
 
     /// Ends the queue pair: waits end with *aborted*, here and at the peer.

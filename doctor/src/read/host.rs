@@ -55,10 +55,17 @@ fn capabilities(status: &str) -> Result<u64, String> {
         .ok_or_else(|| "/proc/self/status has no capabilities".to_string())
 }
 
+/// Limits from here on bound nothing: programs write the greatest number that they know where they mean none, as i64::MAX, and so does
+/// the kernel in control groups of version 1.
+const NO_LIMIT: u64 = 1 << 60;
+
 /// proc(5): name, soft limit, hard limit, unit.
 fn memlock(limits: &str) -> Result<(u64, u64), String> {
     let line = limits.lines().find_map(|l| l.strip_prefix("Max locked memory"));
-    let number = |word: &str| if word == "unlimited" { Some(u64::MAX) } else { word.parse().ok() };
+    let number = |word: &str| match word {
+        "unlimited" => Some(u64::MAX),
+        number => number.parse().ok().map(|n| if n < NO_LIMIT { n } else { u64::MAX }),
+    };
     line.and_then(|line| {
         let mut words = line.split_whitespace();
         Some((number(words.next()?)?, number(words.next()?)?))
@@ -163,8 +170,6 @@ fn cgroup(roots: &Roots) -> Cgroup {
                     let read =
                         limit(&folder, "memory.limit_in_bytes", "memory.usage_in_bytes", &mut c.unreadable);
                     c.found |= folder.join("memory.limit_in_bytes").exists();
-                    // "No limit" is the greatest number of pages there.
-                    let read = read.filter(|(max, _)| *max < 1 << 60);
                     tighten(&mut c.memory, without_cache(&folder, "total_", read));
                 }
             }
@@ -190,7 +195,7 @@ fn upwards(mount: &Path, path: &str) -> Vec<PathBuf> {
 
 fn limit(folder: &Path, max: &str, used: &str, unreadable: &mut Vec<String>) -> Limit {
     let limit = match text(&folder.join(max)) {
-        Read::Is(text) if text == "max" => return None,
+        Read::Is(text) if text == "max" || text.parse().is_ok_and(|n: u64| n >= NO_LIMIT) => return None,
         Read::Is(text) => Read::Is(text),
         other => other,
     };

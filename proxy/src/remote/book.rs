@@ -148,10 +148,10 @@ impl QueuePair {
         lock(&self.there).is_none()
     }
 
-    /// It has ended, by its control word.
-    pub(super) fn has_ended(&self) -> bool {
+    /// How it has ended, by its control word.
+    pub(super) fn status(&self) -> Option<Status> {
         let word = self.control.words(abi::PUSHGATE_CTL_STATUS as usize, 1)[0].load(Ordering::Acquire);
-        Status::from_word(word).is_some()
+        Status::from_word(word)
     }
 
     pub(super) fn add_region(&self, key: u32, memory: &Arc<SharedMemory>) {
@@ -168,16 +168,11 @@ impl QueuePair {
         lock(&self.regions).iter().map(|(key, memory)| (*key, memory.clone())).collect()
     }
 
-    /// How a queue pair ends whose proxy is gone.
-    pub(super) fn lost(&self) -> Status {
-        Status { rank: Some(self.rank), ..Status::new(abi::PUSHGATE_PEER_LOST) }
-    }
-
-    /// Writes *peer lost* in place of the proxy (P7), where device and peer look, and tells the peer beside the link. A status
+    /// Writes a status in place of the proxy (P7), where device and peer look, and tells the peer beside the link. A status
     /// that is there stays.
-    pub(super) fn lose(&self) {
+    pub(super) fn lose(&self, code: u32) {
         *lock(&self.there) = None;
-        let status = self.lost();
+        let status = Status { rank: Some(self.rank), ..Status::new(code) };
         let word = |memory: &SharedMemory, at: u32, store: &dyn Fn(&AtomicU64)| {
             if memory.len() >= at as usize + 8 {
                 store(&memory.words(at as usize, 1)[0]);

@@ -9,12 +9,14 @@
 //! 4. Each queue pair meets its peer again, over the next link.
 //!
 //! A proxy that dies meanwhile is another old one. All of it ends `recover` after the first death: then the queue pairs end
-//! with *peer lost*, naming the own rank.
+//! with *peer lost*, naming the own rank. A proxy that says that it ends, and leaves the queue pairs to nobody, is not waited for:
+//! they end with *aborted*.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pushgate_driver_shim::abi;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::memory::{HugePages, SharedMemory};
 use pushgate_driver_shim::process::Process;
@@ -132,6 +134,7 @@ impl RemoteEngine {
         // Waits for a request that is under way, which fails by itself.
         let old = {
             let mut connection = self.connection();
+            self.hear(&mut connection);
             connection.leave();
             self.changed.notify_all();
             // One that was lost for another reason, such as no answer in time, may be alive.
@@ -141,18 +144,22 @@ impl RemoteEngine {
         self.book.proxy_died();
         let all = self.book.all();
         let (go_on, end): (Vec<_>, Vec<_>) = all.iter().partition(|(_, qp)| qp.session.is_some());
-        end.iter().for_each(|(_, qp)| qp.lose());
+        end.iter().for_each(|(_, qp)| qp.lose(self.code()));
         let sessions = || go_on.iter().filter_map(|(_, qp)| qp.session.as_ref());
         sessions().for_each(|session| session.set_frames(None));
         let recover = sessions().map(|session| session.limit).max();
         let (Some(old), Some(recover), Some(path)) = (old, recover, &self.path) else {
-            return self.gives_up("its process is gone");
+            return self.gives_up(&format!("the process{} went away: start it again", self.at()));
         };
-        tracing::warn!(
-            "the proxy's process is gone; queue pairs wait for the next one at {}",
-            path.display()
-        );
+        tracing::warn!("the proxy's process is gone; queue pairs wait for the next one{}", self.at());
         let begin = Instant::now();
+        let none_took_over = |why: &str| {
+            self.gives_up(&format!(
+                "the process{} went away, and none took over within {recover:?}: start `pushgate proxy` sooner, or raise \
+                 `recover` (the last try: {why})",
+                self.at()
+            ))
+        };
         let deadline = Some(begin + recover);
         let mut process = old.process;
         let mut why = "it has not ended, although it closed the connection".to_string();
@@ -160,7 +167,7 @@ impl RemoteEngine {
             match wait(stop, [Some((process.as_fd(), PollFlags::IN)), None], deadline) {
                 Woke::First | Woke::Second => {}
                 Woke::Stop => return false,
-                Woke::Time => return self.gives_up(&why),
+                Woke::Time => return none_took_over(&why),
             }
             process = loop {
                 match self.try_next(path) {
@@ -173,12 +180,13 @@ impl RemoteEngine {
                         why = format!("the next one failed ({e}) and has not ended");
                         break process;
                     }
+                    Err(Failed::NotYet(EngineError::Remote(e))) => why = e,
                     Err(Failed::NotYet(e)) => why = e.to_string(),
                 }
                 let pause = Some(Instant::now() + PAUSE);
                 match wait(stop, [None, None], pause.min(deadline)) {
                     Woke::Stop => return false,
-                    _ if deadline.is_some_and(|at| at <= Instant::now()) => return self.gives_up(&why),
+                    _ if deadline.is_some_and(|at| at <= Instant::now()) => return none_took_over(&why),
                     _ => {}
                 }
             };
@@ -187,11 +195,19 @@ impl RemoteEngine {
 
     /// No proxy goes on: every queue pair has its status.
     fn gives_up(&self, why: &str) -> bool {
-        tracing::error!("the proxy's process is gone: {why}");
         // First: a queue pair that is added meanwhile is not.
-        self.lose(why.into());
-        self.book.all().iter().for_each(|(_, qp)| qp.lose());
+        let e = self.lose(why.into());
+        tracing::error!("{e}");
+        self.book.all().iter().for_each(|(_, qp)| qp.lose(self.code()));
         false
+    }
+
+    /// How queue pairs end that have no proxy.
+    fn code(&self) -> u32 {
+        match self.connection().said_so {
+            true => abi::PUSHGATE_ABORTED,
+            false => abi::PUSHGATE_PEER_LOST,
+        }
     }
 
     /// Dials the next proxy, and hands it the queue pairs.
@@ -205,15 +221,15 @@ impl RemoteEngine {
         let all = self.book.all();
         for (id, qp) in &all {
             let Some(session) = qp.session.as_ref().filter(|_| !qp.is_gone()) else { continue };
-            if qp.has_ended() {
-                qp.lose();
+            if qp.status().is_some() {
+                qp.lose(abi::PUSHGATE_PEER_LOST);
                 continue;
             }
             match resume(&stream, *id, qp, session) {
                 Ok(there) => qp.goes_on(there),
                 Err(Refused::Here(e)) => {
                     tracing::error!("a queue pair does not go on with the next proxy: {e}");
-                    qp.lose();
+                    qp.lose(abi::PUSHGATE_PEER_LOST);
                 }
                 Err(Refused::Gone(e)) => return Err(died(EngineError::Remote(e.to_string()))),
             }

@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::io::{self, ErrorKind};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -27,7 +28,7 @@ use crate::wire::{
 use super::account::{Account, Limits};
 use super::descriptors::{QpDescriptors, engine_bell, map_region};
 use super::ledger::{Lease, Ledger};
-use super::options::{PROGRAM, ServerOptions};
+use super::options::{Leaves, PROGRAM, ServerOptions};
 use super::sessions::Sessions;
 use super::share::{Counted, Share};
 use super::wait::{WaitEnd, wait};
@@ -37,6 +38,8 @@ use super::wait::{WaitEnd, wait};
 const LAST_WORDS: usize = 64;
 /// How long a proxy that leaves its queue pairs to the next one waits for what they have posted.
 const DRAIN: Duration = Duration::from_millis(500);
+/// How long the queue pairs of a proxy that ends go on after its last word.
+const HEARD: Duration = Duration::from_millis(50);
 
 /// What the threads of a server share.
 pub(super) struct Server {
@@ -86,14 +89,21 @@ pub(super) fn attend(server: &Server, guest: Guest) {
     let ends = |code| client.engine.fail(None, Status::new(code));
     match &end {
         End::Bye => limited!(info, uid, client = number, "done"),
-        End::Stopped if options.hands_over.is_some_and(|asked| asked()) && client.keeps_any() => {
-            client.drain();
-            limited!(info, uid, client = number, "its queue pairs are left for the next proxy");
-            // The process ends, and with the process its engines, which write nothing about an end.
-            std::mem::forget(client);
-            return;
-        }
         End::Stopped => {
+            let why = match (options.leaves)() {
+                Leaves::ToTheNext if client.keeps_any() => {
+                    client.drain();
+                    limited!(info, uid, client = number, "its queue pairs are left for the next proxy");
+                    // The process ends, and with the process its engines, which write nothing about an end.
+                    std::mem::forget(client);
+                    return;
+                }
+                Leaves::ToTheNext => {
+                    "was ended (SIGTERM), and no other proxy can go on with these queue pairs"
+                }
+                Leaves::Ends(why) => why,
+            };
+            farewell(stream, why);
             let _ = ends(abi::PUSHGATE_ABORTED);
         }
         End::Lost(why) => {
@@ -106,6 +116,17 @@ pub(super) fn attend(server: &Server, guest: Guest) {
     if let End::Bye = end {
         let _ = wire::send(stream, &Reply::Ok(Answer::Done), &[]);
     }
+}
+
+/// Tells a program that the server ends, before its queue pairs do: who finds an ended queue pair finds the reason too.
+fn farewell(stream: &PeerStream, why: &str) {
+    let ended = Refusal::Ended { pid: std::process::id(), why: why.into() };
+    // A program that takes nothing is not waited for.
+    let _ = stream.set_write_timeout(Some(HEARD));
+    let _ = wire::send(stream, &Reply::Err(ended), &[]);
+    let _ = stream.shutdown(Shutdown::Write);
+    // Every program hears it before it hears of another one's end.
+    std::thread::sleep(HEARD);
 }
 
 /// Takes Hello, starts the engine and answers; or answers who asks for the usage.

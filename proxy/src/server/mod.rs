@@ -46,7 +46,7 @@ mod socket;
 mod wait;
 
 pub use accept::serve;
-pub use options::ServerOptions;
+pub use options::{Leaves, ServerOptions};
 pub use socket::{bind, bind_for_users};
 
 pub use crate::socket_file::SocketFile;

@@ -8,6 +8,16 @@ use crate::recorder;
 use crate::users::Users;
 use crate::wire::{Amounts, MAX_FDS, QP_FDS};
 
+/// What becomes of the queue pairs of a server that is stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leaves {
+    /// Those that can go on with another proxy are left as they are for the next one; the others end. For a server whose process
+    /// ends with it.
+    ToTheNext,
+    /// All of them end, for this reason: the end of a sentence that begins with the proxy.
+    Ends(&'static str),
+}
+
 /// How a server runs, and how much of it one program may take.
 #[derive(Debug)]
 pub struct ServerOptions {
@@ -30,9 +40,8 @@ pub struct ServerOptions {
     pub alone: bool,
     /// When the engines report queue pairs in which nothing moves.
     pub stall_report: StallReport,
-    /// Asked when the server is stopped, for a server whose process ends with it: if this is true, queue pairs that can go on
-    /// with another proxy are left as they are for the next one. `None`, or false: all queue pairs end.
-    pub hands_over: Option<fn() -> bool>,
+    /// Asked when the server is stopped: what becomes of the queue pairs.
+    pub leaves: fn() -> Leaves,
     /// The bell that ends the server when it is rung. The server leaves the bell rung.
     pub stop: EventFd,
 }
@@ -56,7 +65,7 @@ impl ServerOptions {
             cpus: Vec::new(),
             alone: false,
             stall_report: StallReport::default(),
-            hands_over: None,
+            leaves: || Leaves::Ends("was stopped by the program that it was a part of"),
             stop,
         }
     }

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use pushgate::Settings;
-use pushgate::proxy::{Stop, Usage, run_as_process, usage};
+use pushgate::proxy::{Leaves, Stop, Usage, run_as_process, usage};
 use pushgate::settings::PluginSettings;
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
@@ -58,8 +58,7 @@ pub fn run(m: &ArgMatches, settings: &Settings) -> Result<ExitCode> {
         Some(_) => "the socket of the service manager".into(),
         None => settings.proxy_socket.display().to_string(),
     };
-    let hands_over = || signals::caught() == Some(signals::TERMINATE);
-    run_as_process(settings, handed, hands_over, stop, || {
+    run_as_process(settings, handed, leaves, stop, || {
         errln!("pushgate proxy: serving at {socket}");
         notify(&format!("READY=1\nSTATUS=serving at {socket}"));
     })?;
@@ -69,6 +68,15 @@ pub fn run(m: &ArgMatches, settings: &Settings) -> Result<ExitCode> {
         None | Some(signals::TERMINATE) => ExitCode::SUCCESS,
         Some(number) => ExitCode::from(exit::of_signal(number)),
     })
+}
+
+/// What becomes of the queue pairs after the signal that was caught.
+fn leaves() -> Leaves {
+    match signals::caught() {
+        Some(signals::TERMINATE) => Leaves::ToTheNext,
+        Some(signals::HANG_UP) => Leaves::Ends("was ended by SIGHUP: its terminal is gone"),
+        _ => Leaves::Ends("was interrupted (SIGINT)"),
+    }
 }
 
 fn status(usage: &Usage, socket: &dyn std::fmt::Display, json: bool) -> Result<ExitCode> {

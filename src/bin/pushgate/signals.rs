@@ -12,6 +12,8 @@ use rustix::process::Signal;
 
 /// Sent by service managers to end a service.
 pub const TERMINATE: i32 = Signal::TERM.as_raw();
+/// Sent when the terminal is gone.
+pub const HANG_UP: i32 = Signal::HUP.as_raw();
 
 /// The first signal that was caught; 0: none.
 static CAUGHT: AtomicI32 = AtomicI32::new(0);

@@ -18,9 +18,10 @@ use serde::{Deserialize, Serialize};
 
 use pushgate_proxy::folder::{BESIDE, Folder};
 
-use super::{ANSWER, Incoming, Joined, MAX_ANSWER, Me, VERSIONS, envelope, mismatch, send_all, wait};
+use super::{ANSWER, Incoming, Joined, MAX_ANSWER, Me, VERSIONS, envelope, mismatch, send_all};
 use super::{PollFd, PollFlags, Stream};
 use crate::error::{Error, Result};
+use crate::interrupt;
 use crate::mesh::Link;
 use crate::mesh::tcp::Again;
 use crate::mesh::unix::{self, At};
@@ -128,6 +129,9 @@ impl Me<'_> {
                 let mut found = Err(unix::Dial::Later(io::ErrorKind::NotFound.into()));
                 for name in at.names(may.folder.as_ref()) {
                     found = me.dial(rank, &name, at.proof.as_bytes());
+                    if let Err(unix::Dial::Wrong(Error::Interrupted)) = found {
+                        return Err(Error::Interrupted);
+                    }
                     if found.is_ok() {
                         break;
                     }
@@ -237,7 +241,7 @@ impl Me<'_> {
         let (_, body) = loop {
             match incoming.open(stream, MAX_ANSWER) {
                 Ok(Some(all)) => break all,
-                Ok(None) if wait(&mut [PollFd::new(stream, PollFlags::IN)], until) => {}
+                Ok(None) if interrupt::wait(&mut [PollFd::new(stream, PollFlags::IN)], until)? => {}
                 Ok(None) => {
                     let what = format!("waiting for rank {rank} to say what its queue pairs may be");
                     return Err(Error::TimedOut { what, after: self.timeout });

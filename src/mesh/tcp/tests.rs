@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 
 use pushgate_proxy::door::{HELLO, PASSAGE, Purpose, Secret, dial};
 use pushgate_proxy::redial;
-use pushgate_proxy::redial::envelope::{MAGIC, send_all};
+use pushgate_proxy::redial::envelope::{MAGIC, send_all, wait};
 use pushgate_tests::{hang, patience, wait_until};
 use rustix::net::sockopt::set_socket_linger;
 use serde::de::DeserializeOwned;
@@ -655,4 +655,38 @@ fn p8_ranks_that_dial_again_know_the_token_and_say_what_can_be() {
     assert!(matches!(hear(&taken), redial::Answer::Again { received: 0 }));
     assert_eq!(lost.recv_timeout(hang()), Ok(1));
     refused(&at, &dials(|_| {}), &["counts it as lost"]);
+}
+
+/// Has calls of this thread end at their first question.
+fn interrupted<T>(call: impl FnOnce() -> Result<T>) -> Option<Error> {
+    crate::interrupt_by(Some(std::rc::Rc::new(|| true)));
+    let end = call().err();
+    crate::interrupt_by(None);
+    end
+}
+
+#[test]
+fn a_dial_of_an_address_that_does_not_answer_is_interrupted_before_its_attempt_is_over() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    let at = listener.local_addr().unwrap();
+    // The queue of connections is full, and the kernel answers no more.
+    let mut queued = Vec::new();
+    while let Ok(stream) = TcpStream::connect_timeout(&at, Duration::from_millis(100)) {
+        queued.push(stream);
+        assert!(queued.len() < 100, "the queue has no end");
+    }
+    let begin = Instant::now();
+    let end = interrupted(|| me(1, 2).dial(0, &at.to_string()));
+    assert!(matches!(end, Some(Error::Interrupted)), "{end:?}");
+    assert!(begin.elapsed() < ATTEMPT, "it took the whole attempt, {:?}", begin.elapsed());
+}
+
+#[test]
+fn a_rank_whose_greeting_gets_no_answer_is_interrupted() {
+    // Connections wait in its queue.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap().to_string();
+    let end = interrupted(|| me(1, 2).join(&at, "auto"));
+    assert!(matches!(end, Some(Error::Interrupted)), "{end:?}");
 }
