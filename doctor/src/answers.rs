@@ -57,7 +57,7 @@ struct Port {
 
 impl From<&PortState> for Port {
     fn from(state: &PortState) -> Port {
-        let PortState { active, mtu, max_mtu, lid, ethernet, message, in_order } = *state;
+        let PortState { active, mtu, max_mtu, lid, ethernet, global: _, message, in_order } = *state;
         Port { active, mtu, max_mtu, lid, ethernet, message, in_order }
     }
 }
@@ -65,7 +65,7 @@ impl From<&PortState> for Port {
 impl From<&Port> for PortState {
     fn from(port: &Port) -> PortState {
         let Port { active, mtu, max_mtu, lid, ethernet, message, in_order } = *port;
-        PortState { active, mtu, max_mtu, lid, ethernet, message, in_order }
+        PortState { active, mtu, max_mtu, lid, ethernet, global: false, message, in_order }
     }
 }
 

@@ -250,6 +250,7 @@ fn said(r: &mut Readings) {
                 max_mtu: 4096,
                 lid: 0,
                 ethernet: true,
+                global: false,
                 message: 1 << 30,
                 in_order: false,
             });
@@ -299,6 +300,13 @@ fn addresses_of_eth9(r: &mut Readings, addresses: &[&str]) {
     r.host.interfaces = Read::Is(all);
 }
 
+/// Nor has the loopback device an address.
+fn no_address_at_all(r: &mut Readings) {
+    addresses_of_eth9(r, &[]);
+    let Read::Is(all) = &mut r.host.interfaces else { panic!("no interfaces") };
+    all.iter_mut().for_each(|interface| interface.addresses.clear());
+}
+
 struct Case {
     check: &'static str,
     status: Status,
@@ -330,6 +338,17 @@ fn infiniband(h: &mut Host) {
     h.write(&format!("{PORT}/link_layer"), b"InfiniBand\n");
 }
 
+/// An InfiniBand port without an interface of IPoIB: eth9 is another device's, as of a network for management alone.
+fn without_ipoib(h: &mut Host) {
+    infiniband(h);
+    h.write(&format!("{PORT}/lid"), b"0x7\n");
+    h.remove(&format!("{PORT}/gids"));
+    h.remove(&format!("{PORT}/gid_attrs"));
+    h.write(&format!("{PORT}/gids/0"), b"fe80:0000:0000:0000:0002:c903:0012:ab35\n");
+    h.write(&format!("{PORT}/gid_attrs/types/0"), b"IB/RoCE v1\n");
+    h.remove("N/net");
+}
+
 /// An iWARP device: its one GID is the hardware address of its interface.
 fn iwarp(h: &mut Host) {
     h.write("N/infiniband/mlx5_0/node_type", b"4: RNIC\n");
@@ -357,6 +376,11 @@ cases! {
 
     "tcp-address" Passed "others connect to this host at 10.1.2.3 (eth9), fd00::9 (eth9)" |_| {};
     "tcp-address" Passed "at fe80::ff:fe00:1%eth9" |h| h.live = |r| addresses_of_eth9(r, &["fe80::ff:fe00:1"]);
+    "tcp-address" Passed "others connect to this host at 10.1.2.3 (eth9)" without_ipoib;
+    "tcp-address" Failed "InfiniBand too: lo has no address, eth9 has no address; set PUSHGATE_HOST" |h| {
+        without_ipoib(h);
+        h.live = no_address_at_all;
+    };
     "tcp-address" Failed "eth9 has no address; set PUSHGATE_HOST" |h| h.live = |r| addresses_of_eth9(r, &[]);
     "tcp-address" Failed "127.0.0.1 (lo), ::1 (lo), which no other host reaches" |h| {
         h.wants.verbs = false;
@@ -405,6 +429,21 @@ cases! {
 
     "rdma-choice" Passed "mlx5_0 is taken: RoCE v2, address 10.1.2.3, 100 Gb/s" |_| {};
     "rdma-choice" Passed "mlx5_0 is taken: iWARP, address 10.1.2.3, 100 Gb/s" iwarp;
+    "rdma-choice" Passed "mlx5_0 is taken: InfiniBand, 100 Gb/s" without_ipoib;
+    "rdma-choice" Passed "mlx5_0 is taken: InfiniBand" |h| {
+        without_ipoib(h);
+        h.write(&format!("{PORT}/lid"), b"0x0\n");
+    };
+    "rdma-choice" Warned "it has no address" |h| {
+        without_ipoib(h);
+        h.write(&format!("{PORT}/lid"), b"0x0\n");
+        h.remove(&format!("{PORT}/gids"));
+    };
+    "rdma-choice" Warned "subnet manager" |h| {
+        without_ipoib(h);
+        h.write(&format!("{PORT}/lid"), b"0x0\n");
+        h.remove(&format!("{PORT}/gids"));
+    };
     "rdma-choice" Passed "irdma0 not: it has no such port" |h| {
         h.write("sys/class/infiniband/irdma0/node_type", b"4: RNIC\n");
     };
@@ -482,6 +521,11 @@ cases! {
         h.remove("N/net");
         h.remove(&format!("{PORT}/gids"));
     };
+    // The interface of IPoIB comes up after the port.
+    "rdma-port" Failed "opensm" |h| {
+        infiniband(h);
+        h.write(&format!("{PORT}/state"), b"2: INIT\n");
+    };
     "rdma-port" Failed "ports are 1" |h| {
         h.wants.devices = vec!["mlx5_0".into()];
         h.wants.port = 2;
@@ -496,6 +540,7 @@ cases! {
         h.remove(&format!("{PORT}/gids/0"));
         h.remove(&format!("{PORT}/gids/1"));
     };
+    "rdma-gid" Passed "GID 0: fe80::2:c903:12:ab35; entries: 1" without_ipoib;
     "rdma-gid" Failed "gid-index is 2" |h| h.wants.gid_index = Some(2);
     "rdma-gid" Failed "subnet manager" |h| {
         infiniband(h);
@@ -521,6 +566,7 @@ cases! {
 
     "rdma-address" Passed "10.1.2.3 of eth9" |_| {};
     "rdma-address" NotApplicable "LID" infiniband;
+    "rdma-address" NotApplicable "LID" without_ipoib;
     "rdma-address" Failed "it has no address" |h| h.live = |r| dev(r).addresses = Read::Is(vec![]);
     "rdma-address" Failed "it has 10.9.9.9" |h| {
         h.live = |r| dev(r).addresses = Read::Is(vec![IpAddr::from([10, 9, 9, 9])]);

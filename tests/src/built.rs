@@ -50,6 +50,13 @@ pub fn example(name: &str) -> PathBuf {
     profile().join("examples").join(name)
 }
 
+/// The archive of the C API, built with the calling test's profile; nothing in a bundle, which has no compiler beside it.
+pub fn c_library() -> Option<PathBuf> {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let built = || build(&["--package", "pushgate-c"]).join("libpushgate_c.a");
+    bundle().is_none().then(|| BUILT.get_or_init(built).clone())
+}
+
 /// The NCCL plugin: the file that `NCCL_CALLER_PLUGIN` names, or else the bundle's, or else the one that
 /// cargo built for the calling test.
 ///

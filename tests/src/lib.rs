@@ -5,6 +5,7 @@ mod ended;
 pub mod fuse;
 pub mod fuzz;
 pub mod lingering;
+pub mod namespaces;
 pub mod nccl;
 mod patience;
 pub mod rma;

@@ -1,65 +1,42 @@
 //! Hosts whose networks are not as a laptop's: without a default route, with IPv6 alone, with link-local addresses alone, with two
 //! networks where one leads nowhere, with addresses on the loopback device. A host is a network namespace of the test's own.
 
-use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use pushgate::settings::PluginSettings;
-use pushgate_tests::built::{example, nccl_caller, plugin, pushgate};
-use pushgate_tests::{hang, output, wait_until};
-
-/// Both hosts know it.
-const SECRET: &str = "a secret that these two hosts alone know";
+use pushgate::{Comm, Context, QpConfig, Settings, UniqueId};
+use pushgate_tests::built::{c_library, example, nccl_caller, plugin, pushgate, root, scratch};
+use pushgate_tests::namespaces::{Namespaces, Running, ip};
+use pushgate_tests::{hang, output, skip, wait_until};
 
 /// Two hosts that are joined by cables, or by none.
-struct Hosts {
-    names: [String; 2],
-}
-
-fn ip(arguments: &str) -> Result<(), String> {
-    let output = Command::new("ip").args(arguments.split(' ')).output().map_err(|e| format!("ip: {e}"))?;
-    match output.status.success() {
-        true => Ok(()),
-        false => Err(format!("ip {arguments}: {}", String::from_utf8_lossy(&output.stderr).trim())),
-    }
-}
+struct Hosts(Namespaces);
 
 impl Hosts {
     /// Makes two hosts, in which these commands of `ip` are run, first those of the first host. Nothing, once the reason was told,
     /// where this machine gives no namespaces. An interface `eth0` joins both hosts, and so does `eth1`.
     fn new(commands: [&[&str]; 2]) -> Option<Hosts> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let id = format!("pga{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let hosts = Hosts { names: [format!("{id}-a"), format!("{id}-b")] };
-        let [a, b] = &hosts.names;
-        let make = || -> Result<(), String> {
-            for name in &hosts.names {
-                ip(&format!("netns add {name}"))?;
-                ip(&format!("-n {name} link set lo up"))?;
-            }
+        let hosts = Hosts(Namespaces::new(2, |names| {
+            let [a, b] = names else { unreachable!("two were asked for") };
             // Interfaces of one name have other numbers at the two hosts.
             ip(&format!("-n {b} link add more0 type veth peer name more1"))?;
             for eth in ["eth0", "eth1"] {
                 ip(&format!("-n {a} link add {eth} type veth peer name {eth} netns {b}"))?;
             }
             Ok(())
-        };
-        if let Err(why) = make() {
-            pushgate_tests::skip(&format!("hosts with other networks: no network namespaces: {why}"));
-            return None;
-        }
-        for (name, commands) in hosts.names.iter().zip(commands) {
+        })?);
+        for (host, commands) in commands.into_iter().enumerate() {
             for command in commands {
-                ip(&format!("-n {name} {command}")).unwrap();
+                ip(&format!("-n {} {command}", hosts.0.name(host))).unwrap();
             }
         }
-        for name in &hosts.names {
+        for host in 0..2 {
             // Both ends are up some time before the kernel reports a carrier.
             wait_until("interfaces have a carrier", || {
-                let shown =
-                    Command::new("ip").args(["-n", name, "-o", "link", "show", "up"]).output().unwrap();
+                let shown = ip(&format!("-n {} -o link show up", hosts.0.name(host))).unwrap();
                 let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
                 let cables = shown.lines().filter(|line| line.contains(": eth"));
                 cables.into_iter().all(|line| line.contains("LOWER_UP") && line.contains("state UP"))
@@ -70,17 +47,14 @@ impl Hosts {
 
     /// A command on a host, without settings of the environment.
     fn command(&self, host: usize, program: &Path) -> Command {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.names[host]]).arg(program);
-        bare(&mut command);
-        command
+        self.0.command(host, program)
     }
 
     /// Two ranks of NCCL's caller, one on each host, over tcp; returns whether they succeeded, and what they said.
     fn nccl(&self, set: &[(&str, &str)], second: &str) -> (bool, String) {
         let mut command = self.command(0, &nccl_caller(env!("CARGO_BIN_EXE_nccl-caller")));
         command.args(["traffic", "--processes", "--groups", "3", "--plugin"]).arg(plugin());
-        let within = format!("ip netns exec {}", self.names[1]);
+        let within = format!("ip netns exec {}", self.0.name(1));
         command.env("NCCL_CALLER_RANK_1_WITHIN", within).env("NCCL_CALLER_VERBOSE", "1");
         command
             .env("PUSHGATE_QP", "tcp")
@@ -111,10 +85,48 @@ impl Hosts {
             command.args(["--qp", "tcp", "--rendezvous", &rendezvous, "--job", "addresses", "--size", "64K"]);
             Running::start(command.args(["--iters", "1", "--warmup", "0"]))
         };
-        let ended = [0, 1].map(start).map(Running::end);
-        let said = ended.iter().map(text).collect::<String>();
-        assert!(ended.iter().all(|output| output.status.success()), "{said}");
+        let said = both_succeed([0, 1].map(start));
         assert!(said.contains(r#""verified":true"#), "{said}");
+    }
+
+    /// Two ranks, each of a process on a host, meet by a unique id and make a queue pair: in Rust, then by the C API.
+    fn meet_by_unique_id(&self) {
+        let this = std::env::current_exe().unwrap();
+        let rust = |rank: usize, file: &Path| {
+            let mut command = self.command(rank, &this);
+            command.args(["--ignored", "--exact", "a_rank_that_meets_another_by_a_unique_id", "--nocapture"]);
+            command.env(RANK, rank.to_string()).env(FILE, file);
+            command
+        };
+        self.meet(rust);
+        let Some(program) = c_program() else { return };
+        self.meet(|rank, file| {
+            let mut command = self.command(rank, program);
+            command.arg(rank.to_string()).arg(file);
+            command
+        });
+    }
+
+    /// Runs both ranks; the first one leaves the id in the file.
+    fn meet(&self, rank: impl Fn(usize, &Path) -> Command) {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let file = scratch(env!("CARGO_TARGET_TMPDIR")).join(format!("id-{}-{number}", std::process::id()));
+        let set = [("PUSHGATE_DEVICE", "cpu"), ("PUSHGATE_QP", "tcp"), ("PUSHGATE_WINDOW_SIZE", "64K")];
+        let ranks = [0, 1].map(|number| Running::start(rank(number, &file).envs(set)));
+        let said = both_succeed(ranks);
+        std::fs::remove_file(&file).unwrap();
+        assert_eq!(said.lines().filter(|line| line.ends_with("met")).count(), 2, "{said}");
+    }
+
+    /// The doctor of the second host, asked for the path to `at` of the first one, finds it whole, with these words about both ends'
+    /// addresses; and finds no host at `nowhere`.
+    fn doctor_finds(&self, at: &str, offers: &str, nowhere: &str) {
+        let (code, said) = self.doctor_of_peer(at);
+        assert!(said.contains(&format!("ranks offer {offers}")), "{said}");
+        assert!(code < 2 && said.contains("lets this host in"), "{code}: {said}");
+        let (code, said) = self.doctor(1, &["--peer", nowhere]);
+        assert!(code == 2 && said.contains("peer-reach") && said.contains("ip route get"), "{code}: {said}");
     }
 
     /// What the doctor of a host says with these flags, and its exit status.
@@ -139,58 +151,73 @@ impl Hosts {
     }
 }
 
-impl Drop for Hosts {
-    fn drop(&mut self) {
-        // The cables go with them. Some may not have been made.
-        for name in &self.names {
-            let _ = ip(&format!("netns delete {name}"));
-        }
-    }
-}
-
-/// Takes settings of the environment away.
-fn bare(command: &mut Command) {
-    for key in PluginSettings::keys() {
-        command.env_remove(key.variable());
-    }
-    for variable in ["NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY", "PUSHGATE_CONFIG", "PUSHGATE_LOG"] {
-        command.env_remove(variable);
-    }
-    command.env("PUSHGATE_SECRET", SECRET);
-}
-
 fn text(output: &Output) -> String {
     [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes)).join("")
 }
 
-/// A program that is killed when the test gives up.
-struct Running(Option<Child>);
-
-impl Running {
-    fn start(command: &mut Command) -> Running {
-        let piped = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        Running(Some(piped.spawn().unwrap()))
-    }
-
-    fn end(mut self) -> Output {
-        let begin = Instant::now();
-        let child = self.0.as_mut().expect("it runs");
-        while child.try_wait().unwrap().is_none() {
-            assert!(begin.elapsed() < hang(), "a rank hangs");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        self.0.take().expect("it runs").wait_with_output().unwrap()
-    }
+/// Waits for two ranks that must succeed; what they said.
+#[track_caller]
+fn both_succeed(ranks: [Running; 2]) -> String {
+    let ended = ranks.map(Running::end);
+    let said: String = ended.iter().map(|(_, out, err)| format!("{out}{err}")).collect();
+    assert!(ended.iter().all(|(ok, ..)| *ok), "{said}");
+    said
 }
 
-impl Drop for Running {
-    fn drop(&mut self) {
-        // `ip netns exec` becomes the program, so this is the rank itself.
-        if let Some(child) = &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
+/// The variables that tell a process of this file's own test program which rank it is, and which file the id is in.
+const RANK: &str = "_PUSHGATE_TEST_RANK";
+const FILE: &str = "_PUSHGATE_TEST_ID";
+
+#[test]
+#[ignore = "a rank that other tests of this file start"]
+fn a_rank_that_meets_another_by_a_unique_id() {
+    let (Ok(rank), Some(file)) = (std::env::var(RANK), std::env::var_os(FILE).map(PathBuf::from)) else {
+        return skip("a rank on a host: no test has started it");
+    };
+    let rank: u32 = rank.parse().unwrap();
+    let context = Context::builder().settings(Settings::load().unwrap()).build().unwrap();
+    let id: UniqueId = match rank {
+        0 => {
+            let id = UniqueId::new(&context).unwrap();
+            let part = file.with_extension("part");
+            std::fs::write(&part, id.to_string()).unwrap();
+            std::fs::rename(&part, &file).unwrap();
+            id
         }
-    }
+        _ => {
+            wait_until("rank 0 has made the id", || file.exists());
+            std::fs::read_to_string(&file).unwrap().parse().unwrap()
+        }
+    };
+    let comm = Comm::connect_with(&context, &id, rank, 2).unwrap();
+    let _qp = comm.queue_pair(1 - rank, 0, QpConfig::default()).unwrap();
+    comm.barrier().unwrap();
+    println!("met");
+}
+
+/// A rank in C, compiled once; nothing, once the reason was told, where there is no compiler.
+fn c_program() -> Option<&'static Path> {
+    static PROGRAM: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let compile = || {
+        let program = scratch(env!("CARGO_TARGET_TMPDIR")).join(format!("meets-{}", std::process::id()));
+        let why = match c_library() {
+            None => "a bundle has no archive of the C API".into(),
+            Some(library) => {
+                let mut cc = Command::new("cc");
+                cc.args(["-std=c99", "-Wall", "-Wextra", "-Werror", "-I"]).arg(root().join("c-api/include"));
+                cc.arg(root().join("tests/tests/meets.c")).arg(library).arg("-o").arg(&program);
+                cc.args(["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl", "-lc"]);
+                match cc.output() {
+                    Ok(output) if output.status.success() => return Some(program),
+                    Ok(output) => panic!("{cc:?}: {}", text(&output)),
+                    Err(e) => format!("cc: {e}"),
+                }
+            }
+        };
+        skip(&format!("ranks in C on two hosts: {why}"));
+        None
+    };
+    PROGRAM.get_or_init(compile).as_deref()
 }
 
 const UP: [&str; 2] = ["link set eth0 up", "link set eth1 up"];
@@ -208,10 +235,10 @@ fn without_a_default_route_ranks_reduce_over_tcp_and_the_doctor_names_the_addres
     let Some(hosts) = Hosts::new([&[commands[0], UP[0]], &[commands[1], UP[0]]]) else { return };
     carried(&hosts, &[], "10.80.0.1 (eth0)");
     hosts.allreduce("10.80.0.1");
+    hosts.meet_by_unique_id();
     let (_, said) = hosts.doctor(0, &["--qp", "tcp", "--only", "tcp-address"]);
     assert!(said.contains("others connect to this host at 10.80.0.1 (eth0)"), "{said}");
-    let (_, said) = hosts.doctor_of_peer("10.80.0.1");
-    assert!(said.contains("ranks offer 10.80.0.2 (eth0) here, 10.80.0.1 (eth0) at the peer"), "{said}");
+    hosts.doctor_finds("10.80.0.1", "10.80.0.2 (eth0) here, 10.80.0.1 (eth0) at the peer", "10.81.0.1");
 }
 
 #[test]
@@ -221,6 +248,8 @@ fn with_ipv6_alone_ranks_reduce_over_tcp() {
     let Some(hosts) = Hosts::new([&[&a, UP[0]], &[&b, UP[0]]]) else { return };
     carried(&hosts, &[], "fd00:80::1 (eth0)");
     hosts.allreduce("[fd00:80::1]");
+    hosts.meet_by_unique_id();
+    hosts.doctor_finds("fd00:80::1", "fd00:80::2 (eth0) here, fd00:80::1 (eth0) at the peer", "fd00:81::1");
 }
 
 #[test]
@@ -236,8 +265,8 @@ fn with_link_local_addresses_alone_each_end_takes_its_own_interface() {
         "fe80::1%eth0",
     );
     hosts.allreduce("[fe80::1%eth0]");
-    let (_, said) = hosts.doctor_of_peer("[fe80::1%eth0]:7119");
-    assert!(said.contains("ranks offer fe80::2%eth0 here, fe80::1%eth0 at the peer"), "{said}");
+    hosts.meet_by_unique_id();
+    hosts.doctor_finds("[fe80::1%eth0]:7119", "fe80::2%eth0 here, fe80::1%eth0 at the peer", "10.81.0.1");
 }
 
 #[test]
@@ -255,6 +284,13 @@ fn where_the_default_route_is_of_a_network_that_does_not_lead_there_the_other_ne
     let log = carried(&hosts, &[], "10.81.0.1 (eth0), 10.90.0.1 (eth1)");
     assert!(log.contains("10.82.0.2 (eth0), 10.90.0.2 (eth1)"), "{log}");
     hosts.allreduce("10.90.0.1");
+    hosts.meet_by_unique_id();
+    // Packets to another network go to a router that is not there.
+    hosts.doctor_finds(
+        "10.90.0.1",
+        "10.82.0.2 (eth0), 10.90.0.2 (eth1) here, 10.81.0.1 (eth0), 10.90.0.1 (eth1) at the peer",
+        "10.81.0.1",
+    );
     // NCCL's own variable names the one.
     carried(&hosts, &[("NCCL_SOCKET_IFNAME", "=eth1")], "at 10.90.0.1 (eth1)");
     carried(
@@ -287,6 +323,8 @@ fn addresses_of_the_loopback_device_to_which_routes_lead_are_taken() {
     let Some(hosts) = Hosts::new([&a, &b]) else { return };
     carried(&hosts, &[], "10.91.0.1 (lo)");
     hosts.allreduce("10.91.0.1");
+    hosts.meet_by_unique_id();
+    hosts.doctor_finds("10.91.0.1", "10.91.0.2 (lo) here, 10.91.0.1 (lo) at the peer", "10.81.0.1");
 }
 
 #[test]
@@ -301,6 +339,8 @@ fn interfaces_of_unlike_mtu_carry_what_fits() {
     let Some(hosts) = Hosts::new([&a, &b]) else { return };
     carried(&hosts, &[], "10.92.0.1 (eth0)");
     hosts.allreduce("10.92.0.1");
+    hosts.meet_by_unique_id();
+    hosts.doctor_finds("10.92.0.1", "10.92.0.2 (eth0) here, 10.92.0.1 (eth0) at the peer", "10.81.0.1");
 }
 
 #[test]

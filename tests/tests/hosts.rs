@@ -1,73 +1,52 @@
 //! Ranks of several hosts over TCP: network namespaces of the tests' own, joined by a bridge. Where the user may make none,
 //! or there is no `ip`, the tests say so.
 
-use std::io::Read;
-use std::process::{Child, Command, Output, Stdio};
+use std::path::Path;
+use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use pushgate::settings::PluginSettings;
 use pushgate_tests::built::example;
+use pushgate_tests::namespaces::{Namespaces, Running, ip};
 use pushgate_tests::{hang, wait_until};
 use serde_json::Value;
 
-/// Held by each test: there may be few cores, and the namespaces have one set of names.
+/// Held by each test: there may be few cores.
 static ONE: Mutex<()> = Mutex::new(());
 
 const HOSTS: usize = 4;
-/// All hosts know it. Without a secret no address but loopback ones is listened at.
-const SECRET: &str = "a secret that these hosts alone know";
 
 /// Hosts: each a network namespace with one end of a veth pair. The other ends lie in a bridge, in one more namespace.
 struct Hosts {
-    names: Vec<String>,
+    namespaces: Namespaces,
     _alone: MutexGuard<'static, ()>,
 }
 
-fn ip(arguments: &str) -> Result<Output, String> {
-    let output = Command::new("ip").args(arguments.split(' ')).output().map_err(|e| format!("ip: {e}"))?;
-    match output.status.success() {
-        true => Ok(output),
-        false => Err(format!("ip {arguments}: {}", String::from_utf8_lossy(&output.stderr).trim())),
-    }
-}
-
 impl Hosts {
-    /// Makes the hosts; an error says why this machine allows none.
-    fn new() -> Result<Hosts, String> {
+    /// Makes the hosts; nothing, once the reason was told, where this machine allows none.
+    fn new() -> Option<Hosts> {
         let alone = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let id = std::process::id();
-        let names = (0..=HOSTS).map(|i| format!("pg{id}-{i}")).collect();
-        let hosts = Hosts { names, _alone: alone };
-        let switch = &hosts.names[HOSTS];
-        ip(&format!("netns add {switch}"))?;
-        ip(&format!("-n {switch} link add bridge type bridge"))?;
-        ip(&format!("-n {switch} link set bridge up"))?;
-        for (i, name) in hosts.names[..HOSTS].iter().enumerate() {
-            ip(&format!("netns add {name}"))?;
-            ip(&format!("-n {switch} link add port{i} type veth peer name eth0 netns {name}"))?;
-            ip(&format!("-n {switch} link set port{i} master bridge up"))?;
-            ip(&format!("-n {name} link set lo up"))?;
-            ip(&format!("-n {name} address add {}/24 dev eth0", Hosts::address(i)))?;
-            ip(&format!("-n {name} link set eth0 up"))?;
-        }
-        Ok(hosts)
+        let namespaces = Namespaces::new(HOSTS + 1, |names| {
+            let switch = &names[HOSTS];
+            ip(&format!("-n {switch} link add bridge type bridge"))?;
+            ip(&format!("-n {switch} link set bridge up"))?;
+            for (i, name) in names[..HOSTS].iter().enumerate() {
+                ip(&format!("-n {switch} link add port{i} type veth peer name eth0 netns {name}"))?;
+                ip(&format!("-n {switch} link set port{i} master bridge up"))?;
+                ip(&format!("-n {name} address add {}/24 dev eth0", Hosts::address(i)))?;
+                ip(&format!("-n {name} link set eth0 up"))?;
+            }
+            Ok(())
+        })?;
+        Some(Hosts { namespaces, _alone: alone })
     }
 
     fn address(host: usize) -> String {
         format!("10.79.0.{}", host + 1)
     }
 
-    /// A command that runs on a host, without settings of the environment.
-    fn command(&self, host: usize, program: &std::path::Path) -> Command {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.names[host]]).arg(program);
-        for key in PluginSettings::keys() {
-            command.env_remove(key.variable());
-        }
-        command.env_remove("PUSHGATE_CONFIG").env_remove("PUSHGATE_LOG").env("PUSHGATE_SECRET", SECRET);
-        command
+    fn command(&self, host: usize, program: &Path) -> Command {
+        self.namespaces.command(host, program)
     }
 
     /// Starts one rank on each host.
@@ -86,73 +65,15 @@ impl Hosts {
     /// Bytes that a host has sent.
     fn sent(&self, host: usize) -> u64 {
         let file = "/sys/class/net/eth0/statistics/tx_bytes";
-        let read = Command::new("ip").args(["netns", "exec", &self.names[host], "cat", file]).output();
+        let read = self.command(host, Path::new("cat")).arg(file).output();
         let text = read.map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default();
         text.trim().parse().unwrap_or(0)
     }
 
     /// Pulls a host's cable, or plugs it in.
     fn cable(&self, host: usize, state: &str) {
-        ip(&format!("-n {} link set port{host} {state}", self.names[HOSTS])).unwrap();
+        ip(&format!("-n {} link set port{host} {state}", self.namespaces.name(HOSTS))).unwrap();
     }
-}
-
-impl Drop for Hosts {
-    fn drop(&mut self) {
-        // The links go with them. Some may not have been made.
-        for name in &self.names {
-            let _ = ip(&format!("netns delete {name}"));
-        }
-    }
-}
-
-/// A program on a host. It is killed when the test gives up.
-struct Running {
-    child: Child,
-    output: [Option<JoinHandle<String>>; 2],
-}
-
-impl Running {
-    fn start(command: &mut Command) -> Running {
-        let mut child =
-            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        fn collect(mut from: impl Read + Send + 'static) -> Option<JoinHandle<String>> {
-            Some(std::thread::spawn(move || {
-                let mut text = String::new();
-                let _ = from.read_to_string(&mut text);
-                text
-            }))
-        }
-        let output = [collect(child.stdout.take().unwrap()), collect(child.stderr.take().unwrap())];
-        Running { child, output }
-    }
-
-    /// Waits for the end: whether it succeeded, what it printed, and what it said.
-    fn end(mut self) -> (bool, String, String) {
-        let begin = Instant::now();
-        let status = loop {
-            match self.child.try_wait().unwrap() {
-                Some(status) => break status,
-                None => assert!(begin.elapsed() < hang(), "a rank hangs"),
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        };
-        let [out, err] = self.output.each_mut().map(|o| o.take().unwrap().join().unwrap());
-        (status.success(), out, err)
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // `ip netns exec` becomes the program, so this is the rank itself.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// The hosts, or nothing, once the reason was told.
-fn hosts() -> Option<Hosts> {
-    Hosts::new().map_err(|why| eprintln!("not run: this machine gives no network namespaces: {why}")).ok()
 }
 
 fn verified(ended: Vec<(bool, String, String)>) {
@@ -166,7 +87,7 @@ fn verified(ended: Vec<(bool, String, String)>) {
 
 #[test]
 fn ranks_of_four_hosts_reduce_16_mib_over_tcp_in_clear_and_encrypted() {
-    let Some(hosts) = hosts() else { return };
+    let Some(hosts) = Hosts::new() else { return };
     for more in [&["--tcp-streams", "1"][..], &["--tcp-streams", "3"], &["--tls"]] {
         // The limit guards against a hang: four ranks share the cores with whatever runs beside them.
         let args = [&["--size", "16M", "--iters", "1", "--timeout", "5min"][..], more].concat();
@@ -176,7 +97,7 @@ fn ranks_of_four_hosts_reduce_16_mib_over_tcp_in_clear_and_encrypted() {
 
 #[test]
 fn ranks_of_one_host_are_local_and_those_of_two_tcp_without_a_choice() {
-    let Some(hosts) = hosts() else { return };
+    let Some(hosts) = Hosts::new() else { return };
     let program = example("allreduce");
     let rendezvous = format!("{}:7117", Hosts::address(0));
     // Two ranks on each of the first two hosts, one on each of the others.
@@ -214,7 +135,7 @@ fn ranks_of_one_host_are_local_and_those_of_two_tcp_without_a_choice() {
 
 #[test]
 fn p6_a_host_that_is_cut_off_for_a_second_goes_on_and_nothing_is_lost() {
-    let Some(hosts) = hosts() else { return };
+    let Some(hosts) = Hosts::new() else { return };
     let patience = hang().as_millis().to_string();
     let args = ["--size", "16M", "--iters", "12", "--timeout", &patience, "--recover", "20s"];
     let ranks = hosts.start(&args);
@@ -229,7 +150,7 @@ fn p6_a_host_that_is_cut_off_for_a_second_goes_on_and_nothing_is_lost() {
 
 #[test]
 fn p7_a_host_that_stays_cut_off_ends_the_job_and_is_named() {
-    let Some(hosts) = hosts() else { return };
+    let Some(hosts) = Hosts::new() else { return };
     let ranks = hosts.start(&["--size", "16M", "--iters", "1000", "--timeout", "8s", "--recover", "2s"]);
     wait_until("much has been sent", || hosts.sent(3) > 40 << 20);
     hosts.cable(3, "down");
@@ -246,7 +167,7 @@ fn p7_a_host_that_stays_cut_off_ends_the_job_and_is_named() {
 
 #[test]
 fn p8_hosts_with_another_secret_or_none_do_not_get_in() {
-    let Some(hosts) = hosts() else { return };
+    let Some(hosts) = Hosts::new() else { return };
     let program = example("allreduce");
     let rendezvous = format!("{}:7117", Hosts::address(0));
     for (secret, says) in [(Some("another secret of many bytes"), "secret"), (None, "secret")] {

@@ -1,6 +1,6 @@
 //! RDMA devices, ports and addresses.
 
-use pushgate_proxy::link::verbs::choice::{Choice, Description, Distance, Reach, Wish, rate};
+use pushgate_proxy::link::verbs::choice::{Choice, Description, Distance, Reach, Transport, Wish, rate};
 use pushgate_proxy::link::verbs::gid::{self, GidEntry, GidType};
 use pushgate_proxy::link::verbs::kinds::Protocol;
 
@@ -155,8 +155,15 @@ pub fn choice(r: &Readings) -> Vec<Finding> {
     };
     let wish = Wish { family: None, gid_index: r.wants.gid_index };
     let choice = Choice::new(chosen(r).map(describe), &wish);
-    let remedy = "have its port active, with an IP address that reaches beyond the link (see rdma-port, rdma-gid), or name a \
-                  device by ib-dev";
+    let remedy = match choice.taken().map(|taken| taken.transport) {
+        Some(Transport::Infiniband) => {
+            "look whether a subnet manager (opensm) runs, which gives the port its LID, or name a device by ib-dev"
+        }
+        _ => {
+            "have its port active, with an IP address that reaches beyond the link (see rdma-port, rdma-gid), or name a device \
+             by ib-dev"
+        }
+    };
     vec![match choice.taken() {
         Some(taken) if taken.reach == Reach::Good => Finding::passed("", choice.report()),
         Some(_) => Finding::warned("", choice.report(), remedy),
@@ -278,15 +285,13 @@ pub fn port(r: &Readings) -> Vec<Finding> {
                 Read::Is(state) => {
                     let physical = port.phys_state.is().map_or("not known", String::as_str);
                     let reading = format!("the port is {state}, physically {physical}, {layer}");
-                    let remedy = match (&port.netdev, is_ethernet(port)) {
-                        (Some(netdev), _) => format!(
-                            "bring its interface up: ip link set dev {netdev} up; then look at the cable"
+                    // An InfiniBand port needs no interface, and one of IPoIB comes up after the port.
+                    let remedy = match is_ethernet(port) {
+                        true => format!(
+                            "bring its interface up: ip link set dev {} up; then look at the cable",
+                            interface(port)
                         ),
-                        (None, true) => {
-                            "bring its network interface up (ip link set dev NAME up); then look at the cable"
-                                .into()
-                        }
-                        (None, false) => {
+                        false => {
                             "look at the cable, and whether a subnet manager (opensm) runs: INIT waits for it"
                                 .into()
                         }

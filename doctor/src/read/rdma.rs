@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use pushgate_proxy::link::verbs::choice::{SOFTWARE_IWARP, iwarp_netdev};
+use pushgate_proxy::link::verbs::choice::{SOFTWARE_IWARP, iwarp_netdev, netdev_of_port};
 use pushgate_proxy::link::verbs::kinds::Protocol;
 use pushgate_proxy::link::verbs::{Device, gid};
 use pushgate_proxy::netlink;
 use pushgate_topology::Address;
 
 use super::dcb::dcb;
-use super::files::{self, failed, names, number, text};
+use super::files::{failed, names, number, text};
 use super::roots::Roots;
 use crate::readings::{Ecn, Netdev, RdmaCm, RdmaDevice, RdmaPort, Read, Wants};
 
@@ -83,11 +83,9 @@ fn port(roots: &Roots, device: &Path, name: &str, number: u8) -> RdmaPort {
     // An empty table names no interface; soft-RoCE says its own, and others' lie beside them on PCI.
     let behind = || {
         let parent = text(&device.join("parent")).is().cloned();
-        let beside = names(&device.join("device/net")).into_iter().find(|n| {
-            let dev_port = files::number::<u8>(&net.join(n).join("dev_port"));
-            dev_port.is().is_none_or(|p| p.checked_add(1) == Some(number))
-        });
-        parent.or(beside).filter(|n| !n.is_empty() && !n.contains('/') && net.join(n).exists())
+        parent
+            .or_else(|| netdev_of_port(device, number, &net))
+            .filter(|n| !n.is_empty() && !n.contains('/') && net.join(n).exists())
     };
     let netdev = gids.iter().find_map(|e| e.netdev.clone()).or_else(by_gid).or_else(behind);
     RdmaPort {

@@ -179,7 +179,8 @@ pub fn choose(
     found.sort_by_key(|(order, ..)| *order);
     let best = found.iter().map(|(_, class, _)| *class).min();
     let Some(best) = best else {
-        return Err(format!("no interface has an address: {}; {REMEDY}", looked_at(all, wish)));
+        let why = "no interface has an IP address, by which ranks of several hosts meet, over InfiniBand too";
+        return Err(format!("{why}: {}; {REMEDY}", looked_at(all, wish)));
     };
     // What is named is wanted, of whatever kind; but no other host is sent to its own loopback device.
     let keeps = |class: Class| class == best || (wish.names.is_some() && class < Class::Here);

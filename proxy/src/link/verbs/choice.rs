@@ -155,14 +155,15 @@ impl Candidate {
         let other = |ip: &IpAddr| is_other(ip, wish.family);
         let address = match transport {
             Transport::RoceV1 | Transport::RoceV2 => entry.map(GidEntry::ip),
-            Transport::Iwarp => iwarp_address(&d.addresses, wish.family),
+            Transport::Iwarp => netdev_address(&d.addresses, wish.family),
             Transport::Infiniband | Transport::None => None,
         };
         let reach = match address {
             _ if transport == Transport::None => Reach::Unconnected,
             _ if !d.exists => Reach::NoPort,
             _ if !d.active => Reach::Down,
-            _ if transport == Transport::Infiniband && d.lid != 0 => Reach::Good,
+            // Without a LID an active port is reached by its GID.
+            _ if transport == Transport::Infiniband && (d.lid != 0 || entry.is_some()) => Reach::Good,
             None => Reach::NoAddress,
             Some(ip) if is_link_local(&ip) => Reach::LinkLocal,
             Some(ip) if other(&ip) => Reach::OtherFamily,
@@ -306,8 +307,8 @@ fn is_link_local(ip: &IpAddr) -> bool {
     }
 }
 
-/// The address that a device that speaks iWARP takes of those of its network interface.
-pub(super) fn iwarp_address(addresses: &[IpAddr], family: Option<Family>) -> Option<IpAddr> {
+/// The address that a device takes of those of its network interface, where its GIDs hold none.
+pub(super) fn netdev_address(addresses: &[IpAddr], family: Option<Family>) -> Option<IpAddr> {
     addresses.iter().min_by_key(|ip| (is_link_local(ip), is_other(ip, family), **ip)).copied()
 }
 
@@ -324,6 +325,20 @@ pub fn iwarp_netdev(gids: &[GidEntry], net: &Path) -> Option<String> {
         gid::text(&net.join(name).join("address")).is_ok_and(|text| text.trim().eq_ignore_ascii_case(&wanted))
     };
     names.into_iter().filter_map(|name| name.into_string().ok()).find(has)
+}
+
+/// The network interface that lies beside a port of the device whose folder in sysfs this is: an adapter's function has one for each
+/// port, which on InfiniBand is that of IPoIB.
+pub fn netdev_of_port(device: &Path, port: u8, net: &Path) -> Option<String> {
+    let mut names: Vec<_> = std::fs::read_dir(device.join("device/net")).ok()?.flatten().collect();
+    names.sort_unstable_by_key(|entry| entry.file_name());
+    let is_of_port = |name: &String| {
+        let text = gid::text(&net.join(name).join("dev_port"));
+        text.ok()
+            .and_then(|text| text.trim().parse::<u8>().ok())
+            .is_none_or(|at| at.checked_add(1) == Some(port))
+    };
+    names.into_iter().filter_map(|entry| entry.file_name().into_string().ok()).find(is_of_port)
 }
 
 /// What `node_desc` of a device of software iWARP says. Such a device may seem to lie on PCI, below its network interface.

@@ -298,3 +298,19 @@ fn a_tree_of_files_is_described_and_the_address_of_an_iwarp_device_is_its_interf
          down"
     );
 }
+
+#[test]
+fn the_network_interface_of_a_port_is_found_by_the_ports_number_and_a_function_without_one_has_none() {
+    let root = std::env::temp_dir().join(format!("pushgate-beside-{}", std::process::id()));
+    let (device, net) = (root.join("mlx4_0"), root.join("net"));
+    for (name, port) in [("ib0", "0\n"), ("ib1", "1\n")] {
+        std::fs::create_dir_all(device.join("device/net").join(name)).unwrap();
+        std::fs::create_dir_all(net.join(name)).unwrap();
+        std::fs::write(net.join(name).join("dev_port"), port).unwrap();
+    }
+    let found = [1, 2, 3].map(|port| netdev_of_port(&device, port, &net));
+    let none = netdev_of_port(&root.join("mlx5_0"), 1, &net);
+    std::fs::remove_dir_all(&root).unwrap();
+    assert_eq!(found, [Some("ib0".into()), Some("ib1".into()), None]);
+    assert_eq!(none, None);
+}

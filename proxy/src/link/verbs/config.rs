@@ -96,6 +96,7 @@ pub(super) fn chosen_gid(device: &Device, config: &Config) -> Result<GidEntry, V
     gid.cloned().ok_or_else(|| VerbsError::NoGid {
         device: device.name().into(),
         port: device.port(),
+        ethernet: device.is_ethernet(),
         index: config.gid_index,
         found: gids.iter().map(|e| (e.index, e.gid)).collect(),
     })

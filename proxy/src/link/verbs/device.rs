@@ -69,6 +69,8 @@ pub struct PortState {
     pub lid: u16,
     /// RoCE, not InfiniBand.
     pub ethernet: bool,
+    /// InfiniBand that routes by GID: packets need a global header, as those of a virtual function without a LID do.
+    pub global: bool,
     /// Longest message, bytes.
     pub message: u32,
     /// The device is known to place the RDMA WRITEs that arrive on one queue pair in the order in
@@ -87,6 +89,9 @@ pub(super) struct DeviceLimits {
 /// RDMA READs that a link has under way at most, where it uses them: one for each post that waits for an answer, of which there are
 /// seldom more.
 const READS: i32 = 16;
+
+/// A flag of `ibv_port_attr` (`IBV_QPF_GRH_REQUIRED` of verbs.h).
+const GRH_REQUIRED: u8 = 1;
 
 /// Bytes of an `ibv_mtu`: 256 for 1, 512 for 2, up to 4096 for 5.
 pub(super) const fn mtu_bytes(code: u32) -> u32 {
@@ -193,7 +198,7 @@ impl Device {
         let device = Self::find(&List::get()?, name, port)?;
         match device.is_active() {
             true => Ok(Arc::new(device)),
-            false => Err(VerbsError::PortDown { device: name.into(), port }),
+            false => Err(device.port_down()),
         }
     }
 
@@ -223,7 +228,7 @@ impl Device {
                     tracing::debug!("ib-dev = auto: {}", choice.why(name));
                     return Ok(Arc::new(device));
                 }
-                Ok(_) => _ = first.get_or_insert(VerbsError::PortDown { device: name.into(), port }),
+                Ok(device) => _ = first.get_or_insert(device.port_down()),
                 Err(e) => _ = first.get_or_insert(e),
             }
         }
@@ -276,6 +281,7 @@ impl Device {
                 max_mtu: 256,
                 lid: 0,
                 ethernet: true,
+                global: false,
                 message: 0,
                 in_order: false,
             },
@@ -330,6 +336,7 @@ impl Device {
                 max_mtu: 4096,
                 lid: 0,
                 ethernet: true,
+                global: false,
                 message: 1 << 30,
                 in_order: false,
             },
@@ -344,6 +351,12 @@ impl Device {
             },
             own_contexts: false,
         }
+    }
+
+    /// Makes a test's device one whose port is of InfiniBand, with this LID.
+    #[cfg(test)]
+    pub(super) fn be_infiniband(&mut self, lid: u16) {
+        self.port_state = PortState { ethernet: false, lid, ..self.port_state };
     }
 
     pub(super) fn raw(&self) -> *mut sys::ibv_context {
@@ -375,6 +388,10 @@ impl Device {
         self.port_state.ethernet
     }
 
+    fn port_down(&self) -> VerbsError {
+        VerbsError::PortDown { device: self.name.clone(), port: self.port, ethernet: self.is_ethernet() }
+    }
+
     /// The longest message that it can send, bytes.
     pub fn longest_message(&self) -> u32 {
         self.port_state.message
@@ -398,6 +415,7 @@ impl Device {
             max_mtu: mtu_bytes(a.max_mtu.0),
             lid: a.lid,
             ethernet: a.link_layer == sys::IBV_LINK_LAYER_ETHERNET,
+            global: a.flags & GRH_REQUIRED != 0,
             message: a.max_msg_sz,
             in_order: self.kind.in_order,
         })
@@ -415,27 +433,43 @@ impl Device {
     }
 
     /// The IP addresses at which others reach the device's network interface: with iWARP those of the interface, else
-    /// those of the GID table. Empty on InfiniBand.
+    /// those of the GID table. Empty on InfiniBand, whose GIDs are no IP addresses.
     pub fn addresses(&self) -> Vec<IpAddr> {
         match self.kind.protocol {
             Protocol::Iwarp => self.iwarp_netdev().as_deref().map(addresses_of).unwrap_or_default(),
+            _ if !self.is_ethernet() => Vec::new(),
             _ => self.gids().iter().filter(|gid| gid.netdev.is_some()).map(GidEntry::ip).collect(),
         }
     }
 
-    /// The IP address at which rdma_cm binds a queue pair whose address is this entry. An iWARP device's entry holds no IP address:
-    /// that is its network interface's.
+    /// The IP address at which rdma_cm binds a queue pair whose address is this entry. The entries of an iWARP device and of an InfiniBand
+    /// port hold no IP address: that is the network interface's.
     pub(super) fn ip(&self, entry: &GidEntry, family: Option<Family>) -> Result<IpAddr, VerbsError> {
-        if self.kind.protocol != Protocol::Iwarp {
-            return Ok(entry.ip());
-        }
-        choice::iwarp_address(&self.addresses(), family).ok_or_else(|| VerbsError::Call {
-            what: format!("the IP address of {}, which speaks iWARP", self.name),
-            error: std::io::Error::other(match self.iwarp_netdev() {
+        let net = Path::new("/sys/class/net");
+        let (speaks, netdev, none, remedy) = match self.kind.protocol {
+            Protocol::Iwarp => (
+                "iWARP",
+                self.iwarp_netdev(),
+                "no network interface has its hardware address",
+                "; give its network interface an IP address",
+            ),
+            _ if self.is_ethernet() => return Ok(entry.ip()),
+            _ => (
+                "InfiniBand",
+                self.folder().and_then(|folder| choice::netdev_of_port(folder, self.port, net)),
+                "the port has no network interface (IPoIB)",
+                "; set rdma-cm = auto, with which InfiniBand needs no IP address of its own, or give the port one \
+                 (modprobe ib_ipoib)",
+            ),
+        };
+        let addresses = netdev.as_deref().map(addresses_of).unwrap_or_default();
+        choice::netdev_address(&addresses, family).ok_or_else(|| VerbsError::Call {
+            what: format!("the IP address of {} for rdma_cm over {speaks}", self.name),
+            error: std::io::Error::other(match netdev {
                 Some(netdev) => format!("its network interface {netdev} has none"),
-                None => "no network interface has its hardware address".into(),
+                None => none.into(),
             }),
-            remedy: "; give its network interface an IP address".into(),
+            remedy: remedy.into(),
         })
     }
 
@@ -447,7 +481,7 @@ impl Device {
         }
         match self.query_port()?.active {
             true => Ok(self.clone()),
-            false => Err(VerbsError::PortDown { device: self.name.clone(), port: self.port }),
+            false => Err(self.port_down()),
         }
     }
 
@@ -463,8 +497,12 @@ impl Device {
 
     /// Whether the kernel still shows the device.
     fn exists(&self) -> bool {
-        // Its folder holds those of its ports.
-        self.sysfs.ancestors().nth(2).is_some_and(Path::exists)
+        self.folder().is_some_and(Path::exists)
+    }
+
+    /// The device's folder below /sys, which holds those of its ports.
+    fn folder(&self) -> Option<&Path> {
+        self.sysfs.ancestors().nth(2)
     }
 
     /// The address at an index, if there is one.

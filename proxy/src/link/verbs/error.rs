@@ -42,24 +42,34 @@ pub enum VerbsError {
         device: String,
     },
     /// The port is not active.
-    #[error("port {port} of {device} is down; bring its network interface up (ip link set ... up)")]
+    #[error("port {port} of {device} is down; {}", match ethernet {
+        true => "bring its network interface up (ip link set ... up)",
+        false => "look at the cable, and whether a subnet manager (opensm) runs",
+    })]
     PortDown {
         /// Its name.
         device: String,
         /// The port.
         port: u8,
+        /// Its port is RoCE's or iWARP's, and not InfiniBand's.
+        ethernet: bool,
     },
     /// No address to send from.
     #[error(
-        "port {port} of {device} has no {}; it has {found:?}: give its network interface an IP address, or set \
-         gid-index",
-        match index { Some(i) => format!("address at gid-index {i}"), None => "address".into() }
+        "port {port} of {device} has no {}; it has {found:?}: {}, or set gid-index",
+        match index { Some(i) => format!("address at gid-index {i}"), None => "address".into() },
+        match ethernet {
+            true => "give its network interface an IP address",
+            false => "look whether a subnet manager (opensm) runs",
+        }
     )]
     NoGid {
         /// Its name.
         device: String,
         /// The port.
         port: u8,
+        /// Its port is RoCE's or iWARP's, and not InfiniBand's.
+        ethernet: bool,
         /// Asked for.
         index: Option<u32>,
         /// What there is.

@@ -21,6 +21,10 @@ pub(super) const QP: u32 = 0x33;
 /// Address at index 0 of the port.
 pub(super) const GID: &str = "0000:0000:0000:0000:0000:ffff:0a00:0001";
 
+/// Address at index 0 of a port of InfiniBand: subnet and port.
+#[cfg(test)]
+const INFINIBAND_GID: &str = "fe80:0000:0000:0000:0002:c903:0012:ab35";
+
 type Call = (&'static str, Vec<u64>);
 
 thread_local! {
@@ -322,6 +326,16 @@ impl Mock {
         // SAFETY: see `objects`.
         unsafe { (*objects(mock.device.raw())).own.store(keep, Ordering::Release) };
         mock
+    }
+
+    /// The same with a port of InfiniBand: it has a LID, a GID that is no IP address, and no network interface.
+    #[cfg(test)]
+    pub(super) fn on_infiniband(mut self) -> Self {
+        Arc::get_mut(&mut self.device).expect("nobody has it yet").be_infiniband(7);
+        for (name, text) in [("gids", INFINIBAND_GID), ("gid_attrs/types", "IB/RoCE v1")] {
+            std::fs::write(self.sysfs.join(name).join("0"), text).unwrap();
+        }
+        self
     }
 
     fn with(

@@ -43,6 +43,8 @@ pub mod gid;
 mod health;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod inbox;
+#[cfg(test)]
+mod infiniband_tests;
 pub mod kinds;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod line;

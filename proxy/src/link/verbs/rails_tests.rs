@@ -69,7 +69,7 @@ pub(super) fn pair_over(
 fn reopen(sims: &[Sim; 2], failed: Arc<AtomicUsize>) -> Reopen {
     let devices = [0, 1].map(|i| sims[i].device.clone());
     Box::new(move |rail| match rail >= failed.load(Ordering::Relaxed) {
-        true => Err(VerbsError::PortDown { device: "mock0".into(), port: 1 }),
+        true => Err(VerbsError::PortDown { device: "mock0".into(), port: 1, ethernet: true }),
         false => Ok(devices[rail].clone()),
     })
 }

@@ -307,6 +307,16 @@ impl Sim {
         Self::of_kind(Kind::of(Protocol::Ib, 0), |_, _| {})
     }
 
+    /// A device whose port is of InfiniBand and has no network interface.
+    #[cfg(test)]
+    pub(super) fn infiniband() -> Self {
+        let Sim { device, _mock } = Self::new();
+        // The mock has the one handle that is left.
+        drop(device);
+        let mock = _mock.on_infiniband();
+        Sim { device: mock.device.clone(), _mock: mock }
+    }
+
     /// A device of this kind, with other functions in place of some.
     pub(super) fn of_kind(kind: &'static Kind, change: impl FnOnce(&mut Verbs, &mut ibv_context)) -> Self {
         let early = kind.protocol == Protocol::Iwarp;

@@ -6,6 +6,7 @@ use sys::ibv_qp_attr_mask as m;
 
 use super::VerbsError;
 use super::config::Config;
+use super::device::PortState;
 use super::gid::{Gid, GidEntry};
 use super::objects::Rc;
 
@@ -66,7 +67,7 @@ impl States<'_> {
     /// Where packets go, and from which address of ours.
     fn route(&self, a: &mut sys::ibv_qp_attr, remote: &PeerQp) {
         let device = &self.rc.pd.device;
-        a.ah_attr.is_global = device.port_state.ethernet as u8;
+        a.ah_attr.is_global = is_global(&device.port_state, self.gid.gid, remote) as u8;
         a.ah_attr.grh.dgid.raw = remote.gid.0;
         a.ah_attr.grh.sgid_index = self.gid.index as u8;
         a.ah_attr.grh.hop_limit = 64;
@@ -95,6 +96,12 @@ impl States<'_> {
     }
 }
 
+/// Whether packets to `remote` carry a global header: always on Ethernet; on InfiniBand where an end has no LID or the port asks for
+/// one, and into another subnet, whose GIDs begin otherwise.
+fn is_global(port: &PortState, own: Gid, remote: &PeerQp) -> bool {
+    port.ethernet || port.global || port.lid == 0 || remote.lid == 0 || own.0[..8] != remote.gid.0[..8]
+}
+
 /// A number for a queue pair's first packet, 24 bits, that no packet of an earlier queue pair has except by chance. From
 /// the seed of the standard library's hash maps.
 pub(super) fn first_packet() -> u32 {
@@ -107,4 +114,36 @@ fn attributes(state: sys::ibv_qp_state) -> sys::ibv_qp_attr {
     let mut a: sys::ibv_qp_attr = unsafe { std::mem::zeroed() };
     a.qp_state = state;
     a
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_carry_a_global_header_on_ethernet_and_on_infiniband_where_the_lid_does_not_lead_there() {
+        let gid = |text: &str| Gid(text.parse::<std::net::Ipv6Addr>().unwrap().octets());
+        let infiniband = PortState {
+            active: true,
+            mtu: 4096,
+            max_mtu: 4096,
+            lid: 7,
+            ethernet: false,
+            global: false,
+            message: 1 << 30,
+            in_order: false,
+        };
+        let (own, near) = (gid("fe80::1:1"), gid("fe80::1:2"));
+        for (port, lid, remote, global) in [
+            (infiniband, 8, near, false),
+            (PortState { ethernet: true, lid: 0, ..infiniband }, 0, near, true),
+            (PortState { global: true, ..infiniband }, 8, near, true),
+            (PortState { lid: 0, ..infiniband }, 8, near, true),
+            (infiniband, 0, near, true),
+            (infiniband, 8, gid("fec0::1:2"), true),
+        ] {
+            let remote = PeerQp { number: 1, psn: 0, gid: remote, lid };
+            assert_eq!(is_global(&port, own, &remote), global, "{port:?} to {}, LID {lid}", remote.gid);
+        }
+    }
 }

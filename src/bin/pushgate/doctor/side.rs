@@ -114,14 +114,10 @@ impl Side {
                         .map(|p| p.1),
                 };
                 let iwarp = device.is_iwarp();
-                let gids = port.gids.iter().filter(|entry| !iwarp && !entry.link_local());
+                let ethernet = port.link_layer.is().is_some_and(|layer| layer == "Ethernet");
+                let gids = port.gids.iter().filter(|entry| ethernet && !iwarp && !entry.link_local());
                 let gids = gids.take(MOST).map(gid).collect();
-                ports.push(Port {
-                    name: format!("{}/{}", device.name, port.number),
-                    ethernet: port.link_layer.is().is_some_and(|layer| layer == "Ethernet"),
-                    iwarp,
-                    gids,
-                });
+                ports.push(Port { name: format!("{}/{}", device.name, port.number), ethernet, iwarp, gids });
             }
         }
         ports.truncate(MOST);
