@@ -2,91 +2,58 @@
 //! other there, and queue pairs are `local`; without the folder they fall to TCP, and are told so.
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Instant;
 
-use pushgate::settings::PluginSettings;
 use pushgate_tests::built::{example, nccl_caller, plugin, pushgate};
-use pushgate_tests::{hang, output, wait_until};
+use pushgate_tests::namespaces::{Namespaces, Running, ip};
+use pushgate_tests::{hang, output, skip, wait_until};
 
-/// What makes a container of a network namespace: a command before the program.
+/// Makes a container of a network namespace: what stands before a program.
 const CONTAINER: &str = "unshare --user --map-root-user --pid --ipc --mount --fork --kill-child --mount-proc";
 
 /// Two containers, whose networks are joined by a cable, and a folder.
 struct Containers {
-    networks: [String; 2],
+    networks: Namespaces,
     folder: PathBuf,
-}
-
-fn ip(arguments: &str) -> Result<(), String> {
-    run(Command::new("ip").args(arguments.split(' ')))
-}
-
-fn run(command: &mut Command) -> Result<(), String> {
-    let output = command.output().map_err(|e| format!("{command:?}: {e}"))?;
-    match output.status.success() {
-        true => Ok(()),
-        false => Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr).trim())),
-    }
 }
 
 impl Containers {
     /// Nothing, once the reason was told, where this machine gives no such namespaces.
     fn new() -> Option<Containers> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let id = format!("pgc{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let folder = std::env::temp_dir().join(&id);
-        std::fs::create_dir(&folder).unwrap();
-        let containers = Containers { networks: [format!("{id}-a"), format!("{id}-b")], folder };
-        let [a, b] = &containers.networks;
-        let make = || -> Result<(), String> {
-            for network in [a, b] {
-                ip(&format!("netns add {network}"))?;
-                ip(&format!("-n {network} link set lo up"))?;
+        let networks = Namespaces::new(2, |names| {
+            ip(&format!("-n {} link add eth0 type veth peer name eth0 netns {}", names[0], names[1]))?;
+            for (name, n) in names.iter().zip(1..) {
+                ip(&format!("-n {name} address add 10.93.0.{n}/24 dev eth0"))?;
+                ip(&format!("-n {name} link set eth0 up"))?;
             }
-            ip(&format!("-n {a} link add eth0 type veth peer name eth0 netns {b}"))?;
-            for (network, n) in [(a, 1), (b, 2)] {
-                ip(&format!("-n {network} address add 10.93.0.{n}/24 dev eth0"))?;
-                ip(&format!("-n {network} link set eth0 up"))?;
-            }
-            run(containers.command(0, Path::new("true")).stdin(Stdio::null()))?;
-            wait_until("the cable has a carrier", || {
-                [a, b].iter().all(|network| {
-                    let shown =
-                        Command::new("ip").args(["-n", network, "-o", "link", "show", "eth0"]).output();
-                    String::from_utf8_lossy(&shown.unwrap().stdout).contains("state UP")
-                })
-            });
             Ok(())
-        };
-        match make() {
-            Ok(()) => Some(containers),
-            Err(why) => {
-                pushgate_tests::skip(&format!("containers: no namespaces: {why}"));
-                None
-            }
+        })?;
+        wait_until("the cable has a carrier", || {
+            [0, 1].iter().all(|host| {
+                let shown = ip(&format!("-n {} -o link show eth0", networks.name(*host))).unwrap();
+                String::from_utf8_lossy(&shown.stdout).contains("state UP")
+            })
+        });
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let folder =
+            std::env::temp_dir().join(format!("pushgate-containers-{}-{number}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let containers = Containers { networks, folder };
+        let tried = output(containers.command(0, Path::new("true")).stdin(Stdio::null()), hang());
+        if !tried.status.success() {
+            skip(&format!("containers: no namespaces: {}", text(&tried)));
+            return None;
         }
-    }
-
-    fn within(&self, container: usize) -> String {
-        format!("ip netns exec {} {CONTAINER}", self.networks[container])
+        Some(containers)
     }
 
     /// A command in a container, without settings of the environment.
     fn command(&self, container: usize, program: &Path) -> Command {
-        Self::bare(&self.within(container), program)
-    }
-
-    fn bare(within: &str, program: &Path) -> Command {
-        let mut words = within.split(' ');
-        let mut command = Command::new(words.next().expect("a program"));
-        command.args(words).arg(program);
-        for key in PluginSettings::keys() {
-            command.env_remove(key.variable());
-        }
-        command.env_remove("PUSHGATE_CONFIG").env("PUSHGATE_LOG", "info");
-        command.env("PUSHGATE_SECRET", "a secret that these two containers alone know");
+        let mut words = CONTAINER.split(' ');
+        let mut command = self.networks.command(container, Path::new(words.next().expect("a program")));
+        command.args(words).arg(program).env("PUSHGATE_LOG", "info");
         command
     }
 
@@ -95,22 +62,22 @@ impl Containers {
         let program = example("allreduce");
         let start = |rank: usize| {
             let mut command = self.command(rank, &program);
-            let rank = rank.to_string();
             command.args("--json --device cpu --size 64K --iters 2 --warmup 0".split(' '));
-            command.env("PUSHGATE_RANK", rank).env("PUSHGATE_RANKS", "2").env("PUSHGATE_JOB", "containers");
-            Running::start(command.envs(set.iter().copied()))
+            command.env("PUSHGATE_RANK", rank.to_string()).env("PUSHGATE_RANKS", "2");
+            command.env("PUSHGATE_JOB", "containers").envs(set.iter().copied());
+            Running::start(&mut command)
         };
         let ended = [0, 1].map(start).map(Running::end);
-        (ended.iter().all(|output| output.status.success()), ended.iter().map(text).collect())
+        (ended.iter().all(|end| end.0), ended.map(|(_, out, err)| out + &err).concat())
     }
 
     /// Two ranks of NCCL's caller, one in each network and the second one in a container; what they said.
     fn nccl(&self, set: &[(&str, &str)]) -> String {
         // The first rank makes the second one's container, which it may not do out of a container of its own.
-        let network = format!("ip netns exec {}", self.networks[0]);
-        let mut command = Self::bare(&network, &nccl_caller(env!("CARGO_BIN_EXE_nccl-caller")));
+        let mut command = self.networks.command(0, &nccl_caller(env!("CARGO_BIN_EXE_nccl-caller")));
         command.args(["traffic", "--processes", "--groups", "3", "--plugin"]).arg(plugin());
-        command.env("NCCL_CALLER_RANK_1_WITHIN", self.within(1)).env("NCCL_CALLER_VERBOSE", "1");
+        let second = format!("ip netns exec {} {CONTAINER}", self.networks.name(1));
+        command.env("NCCL_CALLER_RANK_1_WITHIN", second).env("NCCL_CALLER_VERBOSE", "1");
         command.env("PUSHGATE_NET_WINDOW_SIZE", "256K").envs(set.iter().copied()).stdin(Stdio::null());
         let output = output(&mut command, hang());
         assert!(output.status.success(), "{}", text(&output));
@@ -124,46 +91,12 @@ impl Containers {
 
 impl Drop for Containers {
     fn drop(&mut self) {
-        // The cable goes with them. Some may not have been made.
-        for network in &self.networks {
-            let _ = ip(&format!("netns delete {network}"));
-        }
         let _ = std::fs::remove_dir_all(&self.folder);
     }
 }
 
 fn text(output: &Output) -> String {
     [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes)).join("")
-}
-
-/// A program that is killed when the test gives up.
-struct Running(Option<Child>);
-
-impl Running {
-    fn start(command: &mut Command) -> Running {
-        let piped = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        Running(Some(piped.spawn().unwrap()))
-    }
-
-    fn end(mut self) -> Output {
-        let begin = Instant::now();
-        let child = self.0.as_mut().expect("it runs");
-        while child.try_wait().unwrap().is_none() {
-            assert!(begin.elapsed() < hang(), "a rank hangs");
-            std::thread::sleep(std::time::Duration::from_millis(5));
-        }
-        self.0.take().expect("it runs").wait_with_output().unwrap()
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // This is `unshare`, whose end the kernel answers by ending the rank.
-        if let Some(child) = &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
 }
 
 #[test]
