@@ -14,6 +14,7 @@ use pushgate_proxy::endpoint::{Endpoint, QpOptions};
 use pushgate_proxy::engine::{Engine, EngineOptions, QpId};
 use pushgate_proxy::idle::Wake;
 use pushgate_tests::{hang, patience, patience_factor, skip};
+use rustix::time::{ClockId, clock_gettime};
 
 /// Held by tests that read clocks and threads of the whole process: they run one by one.
 fn alone() -> MutexGuard<'static, ()> {
@@ -92,23 +93,40 @@ fn engine_time() -> Duration {
     Duration::from_nanos(sum)
 }
 
+/// The share of one CPU that a thread takes for a second which only sleeps, this long each time.
+fn sleeper_share(step: Duration) -> f64 {
+    let cpu = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap();
+    let (begin, used) = (Instant::now(), cpu());
+    while begin.elapsed() < Duration::from_secs(1) {
+        sleep(step);
+    }
+    (cpu() - used).as_secs_f64() / begin.elapsed().as_secs_f64()
+}
+
 /// Checks the share of one CPU that each engine takes during a second, the least of five tries,
 /// because other work on the machine only ever adds to it. The share is what is promised; a slower
-/// CPU takes a larger share for the same instructions.
-fn idle_share(what: &str, limit: f64) {
+/// CPU takes a larger share for the same instructions, and a virtual machine may take several percent
+/// for timers alone: with `step` an engine may take twice what a thread takes that sleeps as often.
+fn idle_share(what: &str, limit: f64, step: Option<Duration>) {
     let limit = (limit * patience_factor()).min(0.5);
-    let mut least = f64::MAX;
+    let mut said = String::new();
     for _ in 0..5 {
+        let sleeper = step.map(|step| std::thread::spawn(move || sleeper_share(step)));
         let (begin, used) = (Instant::now(), engine_time());
         sleep(Duration::from_secs(1));
         let share = (engine_time() - used).as_secs_f64() / begin.elapsed().as_secs_f64() / 2.0;
-        println!("{what}: {:.2} % of a CPU when idle", share * 100.0);
-        least = least.min(share);
-        if least < limit {
+        let bare = sleeper.map_or(0.0, |thread| thread.join().unwrap());
+        said = format!(
+            "{what}: {:.2} % of a CPU when idle, {:.2} % sleeping alone",
+            share * 100.0,
+            bare * 100.0
+        );
+        println!("{said}");
+        if share < limit.max(2.0 * bare).min(0.5) {
             return;
         }
     }
-    panic!("{what}: an idle engine takes {:.2} % of a CPU", least * 100.0);
+    panic!("too much: {said}");
 }
 
 fn next(seed: &mut u64) -> u64 {
@@ -123,7 +141,7 @@ fn an_engine_with_a_doorbell_blocks_when_idle() {
     running.round(0);
     sleep(Duration::from_millis(50));
     let before = running.sleeps();
-    idle_share("doorbell", 0.02);
+    idle_share("doorbell", 0.02, None);
     // Each engine wakes by itself after at most 100 ms. A question wakes it too.
     let begin = Instant::now();
     for asked in 1.. {
@@ -183,7 +201,8 @@ fn an_engine_that_must_poll_is_cheap_from_the_second_second_on() {
     let mut running = Running::start(Wake::Polled);
     running.round(0);
     sleep(Duration::from_millis(1100));
-    idle_share("polled", 0.03);
+    // The length of its timed steps then, in `idle.rs`.
+    idle_share("polled", 0.03, Some(Duration::from_micros(850)));
     // The queue pair still works.
     running.round(1);
 }
