@@ -114,8 +114,7 @@ pub mod proxy {
     /// Serves programs at the `proxy_socket` of these settings as [`run`] does, with their `stall_report`, the users of their
     /// `proxy_serves` and the quotas of their `proxy_user_...`, and calls `serving` once programs can connect.
     pub fn run_and_tell(settings: &Settings, stop: EventFd, serving: impl FnOnce()) -> Result<()> {
-        let leaves = || Leaves::Ends("was stopped by the program that it was a part of");
-        run_as_process(settings, None, leaves, stop, serving)
+        run_as_process(settings, None, || Leaves::OF_A_PROGRAM, stop, serving)
     }
 
     /// Serves programs as [`run_and_tell`] does, for a process that ends when this returns. With `listener` that socket takes

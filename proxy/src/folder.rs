@@ -1,5 +1,5 @@
 //! A folder that containers of one host have in common. Processes of different network namespaces do not see each other's abstract
-//! names, so they meet at sockets in the folder. A socket joins two processes of one kernel alone, so whoever is met is on this host.
+//! names, so they meet at sockets in the folder. A socket joins two processes of one kernel alone, so the process that is met is on this host.
 //!
 //! Who connects still looks at the other end's user: the folder keeps others from taking a socket away, and from nothing else.
 
@@ -23,7 +23,7 @@ pub const BESIDE: &str = "containers and pods with networks of their own do not 
 
 /// How the name of each socket begins.
 const PREFIX: &str = "pushgate-";
-/// The longest name of a socket, after [`PREFIX`].
+/// The longest name of a socket, after what all such names begin with.
 pub const LONGEST: usize = 40;
 /// The longest path of a socket: `sun_path` of unix(7) has 108 bytes, and a zero ends it.
 const PATH: usize = 107;

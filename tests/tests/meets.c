@@ -36,7 +36,7 @@ static int leave(const pushgate_unique_id *id, const char *path)
 	return 0;
 }
 
-/* Waits for the file; whoever started this program ends it if none comes. */
+/* Waits for the file; the test that started this program ends it if none comes. */
 static int find(pushgate_unique_id *id, const char *path)
 {
 	struct timespec pause = {0, 5000000};

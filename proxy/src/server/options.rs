@@ -18,6 +18,11 @@ pub enum Leaves {
     Ends(&'static str),
 }
 
+impl Leaves {
+    /// For a server that is a part of a program.
+    pub const OF_A_PROGRAM: Leaves = Leaves::Ends("was stopped by the program that it was a part of");
+}
+
 /// How a server runs, and how much of it one program may take.
 #[derive(Debug)]
 pub struct ServerOptions {
@@ -65,7 +70,7 @@ impl ServerOptions {
             cpus: Vec::new(),
             alone: false,
             stall_report: StallReport::default(),
-            leaves: || Leaves::Ends("was stopped by the program that it was a part of"),
+            leaves: || Leaves::OF_A_PROGRAM,
             stop,
         }
     }

@@ -1,4 +1,4 @@
-//! Standard output and standard error. Their reader may be gone, as behind `| head`, and a disk may be full: `println!` would panic.
+//! Standard output and standard error. Their reader may be gone, as after `| head`, and a disk may be full: `println!` would panic.
 
 use std::fmt;
 use std::io::{self, Write};

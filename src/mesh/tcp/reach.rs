@@ -261,7 +261,7 @@ impl Me<'_> {
     }
 }
 
-/// Whether two ranks, neither of which found the other's socket, run under one kernel all the same.
+/// Whether this rank and a rank that it did not find by a socket run under one kernel all the same.
 fn beside(own: &Reach, its: &Reach) -> bool {
     let both = own.local.is_some() && its.local.is_some();
     both && own.boot_id.is_some() && own.boot_id == its.boot_id

@@ -98,7 +98,7 @@ impl Chain {
         self.echo.is_some()
     }
 
-    /// Whether the device has a copy of so many bytes of the link's own memory once they are posted, so that their source may change.
+    /// Whether the device has a copy of this many bytes of the link's own memory once they are posted, so that their source may change.
     pub(super) fn copies(&self, bytes: usize) -> bool {
         bytes <= self.inline as usize
     }
