@@ -76,7 +76,9 @@ pub fn choose(here: Here<'_>, handle: &Handle, not_local: Option<&str>) -> Resul
             Ok((Dial::Tcp(to, Transport::Tcp), format!("{not_local}, and {why}")))
         }
         (_, why) => {
-            let why = why.unwrap_or_else(|| format!("host {theirs} listens at no address"));
+            let why = why.unwrap_or_else(|| {
+                format!("host {theirs} listens at no address, as the log of a rank there says")
+            });
             let no_tcp = match here.no_tcp {
                 Some(why) => format!("host {own} takes no tcp ({why})"),
                 None => format!("host {theirs} offers no tcp, as the log of a rank there says"),
@@ -84,7 +86,7 @@ pub fn choose(here: Here<'_>, handle: &Handle, not_local: Option<&str>) -> Resul
             let why = format!(
                 "local queue pairs do not go there ({not_local}), {why}, and {no_tcp}; set qp alike on all ranks: \
                  PUSHGATE_QP=auto takes tcp where there is no RDMA device, verbs needs one on each host (`pushgate doctor --qp \
-                 verbs` says what is missing); for tcp, on each host {REMEDY}"
+                 verbs` says what is missing); on each host {REMEDY}"
             );
             unreachable(Code::System, why)
         }

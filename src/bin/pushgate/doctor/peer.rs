@@ -95,11 +95,11 @@ fn reach(place: &str, settings: &Settings) -> Result<std::result::Result<Reached
     }
     let own = Side::of_this_host(None, &settings.host);
     let greeting = serde_json::to_vec(&own).expect("plain data");
-    let mut last = None;
+    let mut tried = Vec::new();
     // A link-local address is tried at the link of each interface.
     for at in routes(&all) {
         match dial(at, &terms, &greeting, Instant::now() + PASSAGE) {
-            Err(e) => last = Some(refused(at, &e)),
+            Err(e) => tried.push(refused(at, &e)),
             Ok(stream) => {
                 let talk = Talk { stream, until: Instant::now() + SESSION };
                 return Ok(hear(&talk).map(|theirs| (talk, own, theirs, at)).map_err(|why| {
@@ -108,11 +108,19 @@ fn reach(place: &str, settings: &Settings) -> Result<std::result::Result<Reached
             }
         }
     }
-    let no_interface = || {
+    Ok(Err(unreached(place, tried)))
+}
+
+/// What came of all addresses of a peer: the last one's finding, with the others beside it.
+fn unreached(place: &str, mut tried: Vec<Finding>) -> Finding {
+    let Some(mut last) = tried.pop() else {
         let reading = "no interface of this host leads to link-local addresses".to_owned();
-        Finding::failed(place, reading, "bring an interface of this host up")
+        return Finding::failed(place, reading, "bring an interface of this host up");
     };
-    Ok(Err(last.unwrap_or_else(no_interface)))
+    for before in tried {
+        last.reading += &format!("; tried before: {}", before.reading);
+    }
+    last
 }
 
 /// What the peer says of itself.
@@ -142,11 +150,16 @@ fn refused(at: SocketAddr, e: &DoorError) -> Finding {
                 format!("nobody listens there: run `pushgate doctor --listen {at}` on that host")
             }
             ErrorKind::TimedOut | ErrorKind::WouldBlock => {
-                "no answer at all: a firewall drops the packets, or the host is down; open this TCP port, and try `ping`"
-                    .into()
+                format!(
+                    "no answer at all: a firewall drops the packets, the host is down, or it is reached at another address (on it {REMEDY}); \
+                     open this TCP port, and try `ping`"
+                )
             }
             ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable => {
-                format!("no way leads there: look at `ip route get {}`", at.rsplit_once(':').map_or(&*at, |a| a.0))
+                format!(
+                    "no way leads there: look at `ip route get {}`",
+                    at.rsplit_once(':').map_or(&*at, |a| a.0)
+                )
             }
             ErrorKind::PermissionDenied => "a firewall of this host forbids it: open this TCP port".into(),
             _ => "look at the address, and at the networks of both hosts".into(),
@@ -155,7 +168,9 @@ fn refused(at: SocketAddr, e: &DoorError) -> Finding {
             "something listens there and does not answer: is it `pushgate doctor --listen`?".into()
         }
         DoorError::Refused(Refused::Foreign | Refused::Closed) => {
-            format!("another program listens there: run `pushgate doctor --listen` on that host at a free port, not {at}")
+            format!(
+                "another program listens there: run `pushgate doctor --listen` on that host at a free port, not {at}"
+            )
         }
         DoorError::Refused(Refused::Proof | Refused::TurnedAway | Refused::Secret { .. }) => {
             "the secrets differ: set secret-file or PUSHGATE_SECRET to one secret on both hosts".into()
@@ -445,6 +460,22 @@ mod tests {
         assert_eq!(mtus(Some(1500), Some(1500)).status, Status::Passed);
         assert_eq!(mtus(Some(9000), Some(1500)).status, Status::Warned);
         assert_eq!(mtus(None, Some(1500)).status, Status::NotApplicable);
+    }
+
+    #[test]
+    fn a_peer_that_no_address_reaches_is_told_with_what_came_of_each() {
+        let refused = |port: u16, kind: ErrorKind| {
+            let at = SocketAddr::from(([10, 1, 2, 3], port));
+            super::refused(at, &DoorError::Connect { at, error: kind.into() })
+        };
+        let tried = vec![refused(1, ErrorKind::TimedOut), refused(2, ErrorKind::ConnectionRefused)];
+        let finding = unreached("node7", tried);
+        let parts: Vec<_> = finding.reading.split("; tried before: ").collect();
+        assert!(parts[0].contains("10.1.2.3:2") && parts[1].contains("10.1.2.3:1"), "{}", finding.reading);
+        assert!(finding.remedy.unwrap().contains("--listen 10.1.2.3:2"));
+        let silent = refused(1, ErrorKind::TimedOut).remedy.unwrap();
+        assert!(silent.contains("PUSHGATE_HOST"), "{silent}");
+        assert!(unreached("node7", Vec::new()).reading.contains("link-local"));
     }
 
     #[test]
