@@ -284,6 +284,7 @@ impl Own {
     fn options(&self, runtime: &Runtime) -> QpOptions {
         QpOptions {
             peer: self.role.other().rank(),
+            roles: self.posts,
             posted_receives: self.posts && self.role == Role::Receive,
             reader_flushes: true,
             // A slot waits as long as the GPU takes to push its payload.

@@ -116,6 +116,7 @@ pub fn messages(batches: u64) -> Result<(u64, Duration), Box<dyn std::error::Err
         };
         let options = QpOptions {
             peer: 1 - own as u32,
+            roles: false,
             posted_receives: false,
             reader_flushes: false,
             stuck_ns: u64::MAX,

@@ -425,6 +425,7 @@ pub(crate) mod tests {
     /// Options of a queue pair in valid requests.
     pub(crate) const OPTIONS: QpOptions = QpOptions {
         peer: 1,
+        roles: false,
         posted_receives: true,
         reader_flushes: false,
         stuck_ns: u64::MAX,

@@ -136,6 +136,7 @@ impl Own {
     pub(super) fn options(&self, context: &Context, peer: u32) -> QpOptions {
         QpOptions {
             peer,
+            roles: false,
             posted_receives: self.config.posted_receives,
             reader_flushes: false,
             stuck_ns: context.settings().stuck.as_nanos() as u64,

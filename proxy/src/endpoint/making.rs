@@ -53,6 +53,9 @@ pub struct QpMemory {
 pub struct QpOptions {
     /// The peer's rank.
     pub peer: u32,
+    /// The ranks are the roles of a connection's ends: 0 sends, 1 receives. For reports alone; a proxy process is not told.
+    #[serde(skip)]
+    pub roles: bool,
     /// SENDs land in the buffers that posted receives name. The device waits for what the peer sends by receives alone, so messages of
     /// a peer that has ended stay for receives that the device posts later.
     pub posted_receives: bool,

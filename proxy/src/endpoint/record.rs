@@ -70,6 +70,7 @@ impl Endpoint {
             receives_log: self.geometry.rx_log as u8,
             peer_receives_log: self.peer_geometry.rx_log as u8,
             posted_receives: self.options.posted_receives,
+            roles: self.options.roles,
         };
         let view = self.view();
         if let Some(trace) = &mut self.recorded.trace {

@@ -34,7 +34,7 @@ use crate::cell;
 /// The name of the memories: `/proc/PID/fd` shows them as `/memfd:pushgate-recorder`.
 pub const NAME: &str = "pushgate-recorder";
 /// The version of the layout.
-pub const VERSION: u64 = 3;
+pub const VERSION: u64 = 4;
 /// The most bytes of one memory.
 pub const MOST_BYTES: u64 = (PAGE + MOST_SLOTS * SLOT) as u64;
 
@@ -243,7 +243,7 @@ mod tests {
         assert_eq!(Head::read(&memory, bytes), Ok(head));
         for (word, value, says) in [
             (0, 1, "it begins with 0x0000000000000001"),
-            (1, 1, "its layout is version 1, expected 3"),
+            (1, 1, "its layout is version 1, expected 4"),
             (2, 1 << 60, "its size in bytes is 1152921504606846976, expected 12288"),
             (3, u64::MAX, "its number of slots is 18446744073709551615, expected 1024"),
             (3, 3, "its size in bytes is 12288, expected 16384"),
@@ -291,8 +291,8 @@ mod tests {
             "ue, CompletionQueue, Receive, Bytes, PostedReceive, Region]\n",
             "bounds [1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000, 500000, 1000000, 2000000, 5000000, 10",
             "000000, 100000000, 1000000000, 10000000000]\n",
-            "{number:2,peer:4,peer_pid:5,peer_receives_log:8,posted_receives:false,rank:3,receives_log:7,slots_lo",
-            "g:6,transport:}\n",
+            "{number:2,peer:4,peer_pid:5,peer_receives_log:8,posted_receives:false,rank:3,receives_log:7,roles:f",
+            "alse,slots_log:6,transport:}\n",
             "{copies:4,counts:{accepted:6,credits:12,freed:8,granted:9,in_flight:13,peer_freed:4,peer_granted:5,p",
             "eer_received:3,posted:0,received:7,released:2,retired:1,shown:10,taken:11},epoch:3,errors:{dropped:2",
             ",refused:3,rnr:1,stuck:4},missing:completion-queue,phase:fencing,status:null,waiting:true}\n",
@@ -303,7 +303,7 @@ mod tests {
             "7],sum:48},recovery:{counts:[49,50,51,52,53,54,55,56,57,58,59,60,61,62,63,64,65],sum:66},waited:[25,",
             "26,27,28,29,30]}"
         );
-        assert_eq!((VERSION, described().as_str()), (3, expected));
+        assert_eq!((VERSION, described().as_str()), (4, expected));
     }
 
     #[test]

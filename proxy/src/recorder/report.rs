@@ -63,6 +63,30 @@ struct Pair<'a> {
     still: u64,
 }
 
+/// An end of a queue pair, as people call it: by its rank, or in the NCCL plugin by its role.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Who {
+    rank: u32,
+    /// It has a role and no rank that people know: [`About::roles`](super::About::roles).
+    roles: bool,
+}
+
+impl Who {
+    fn of(about: &super::About, rank: u32) -> Who {
+        Who { rank, roles: about.roles }
+    }
+}
+
+impl fmt::Display for Who {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.roles, self.rank) {
+            (true, 0) => f.write_str("the sender"),
+            (true, _) => f.write_str("the receiver"),
+            (false, rank) => write!(f, "rank {rank}"),
+        }
+    }
+}
+
 impl End<'_> {
     fn last(&self) -> &Entry {
         self.qp.last()
@@ -73,8 +97,14 @@ impl End<'_> {
         self.engine.now.saturating_sub(time)
     }
 
-    fn rank(&self) -> u32 {
-        self.qp.about.rank
+    /// This end, for people.
+    fn own(&self) -> Who {
+        Who::of(&self.qp.about, self.qp.about.rank)
+    }
+
+    /// The other end, for people.
+    fn peer(&self) -> Who {
+        Who::of(&self.qp.about, self.qp.about.peer)
     }
 
     /// For how long nothing has moved in either direction, nanoseconds.
@@ -85,19 +115,19 @@ impl End<'_> {
 }
 
 impl Pair<'_> {
-    /// A rank of this queue pair, with its process if that is known.
-    fn rank(&self, rank: u32) -> String {
-        if let Some(end) = self.ends.iter().find(|end| end.rank() == rank) {
+    /// An end of this queue pair, with its process if that is known.
+    fn named(&self, who: Who) -> String {
+        if let Some(end) = self.ends.iter().find(|end| end.own() == who) {
             let (pid, proxy) = (end.process.owner(end.engine).0, end.process.pid);
             return match pid == proxy {
-                true => format!("rank {rank} (process {pid})"),
-                false => format!("rank {rank} (process {pid}, served by the proxy, process {proxy})"),
+                true => format!("{who} (process {pid})"),
+                false => format!("{who} (process {pid}, served by the proxy, process {proxy})"),
             };
         }
-        let peer = self.ends.iter().find(|end| end.qp.about.peer == rank);
+        let peer = self.ends.iter().find(|end| end.peer() == who);
         match peer.and_then(|end| end.qp.about.peer_pid) {
-            Some(pid) => format!("rank {rank} (process {pid})"),
-            None => format!("rank {rank}"),
+            Some(pid) => format!("{who} (process {pid})"),
+            None => who.to_string(),
         }
     }
 }
@@ -122,7 +152,7 @@ fn pairs_still_for(processes: &[Process], least: u64) -> Vec<Pair<'_>> {
         let known = [own, other] != [0, 0];
         let at = ends.iter().position(|end| known && end.qp.about.ends == [other, own]);
         let mut both: Vec<End> = at.map(|at| ends.swap_remove(at)).into_iter().chain([first]).collect();
-        both.sort_by_key(|end| (end.rank(), end.process.pid, end.qp.about.number));
+        both.sort_by_key(|end| (end.own(), end.process.pid, end.qp.about.number));
         let culprit::Said { text, blames, still } = culprit::sentence(&both, least);
         pairs.push(Pair { ends: both, sentence: text, blamed: blames, still });
     }
@@ -140,8 +170,8 @@ pub struct Waits {
     pub ends: Vec<(u32, u64, u32)>,
     /// Who waits for whom, in one sentence.
     pub sentence: String,
-    /// The rank that everybody waits for, if somebody waits.
-    pub blamed: Option<u32>,
+    /// The end that everybody waits for, if somebody waits.
+    pub blamed: Option<Who>,
     /// For how long those have waited, nanoseconds; 0 if nobody waits.
     pub still: u64,
 }
@@ -153,8 +183,8 @@ pub fn waits(processes: &[Process]) -> Vec<Waits> {
     pairs
         .map(|pair| Waits {
             ends: pair.ends.iter().map(end).collect(),
+            blamed: pair.blamed.map(|rank| Who::of(&pair.ends[0].qp.about, rank)),
             sentence: pair.sentence,
-            blamed: pair.blamed,
             still: pair.still,
         })
         .collect()
@@ -164,10 +194,12 @@ pub fn waits(processes: &[Process]) -> Vec<Waits> {
 fn summary(pairs: &[Pair]) -> String {
     let mut blamed: Vec<(String, usize)> = Vec::new();
     for pair in pairs {
-        let Some(rank) = pair.blamed.map(|rank| pair.rank(rank)) else { continue };
-        match blamed.iter_mut().find(|(known, _)| *known == rank) {
+        let Some(who) = pair.blamed.map(|rank| pair.named(Who::of(&pair.ends[0].qp.about, rank))) else {
+            continue;
+        };
+        match blamed.iter_mut().find(|(known, _)| *known == who) {
             Some((_, n)) => *n += 1,
-            None => blamed.push((rank, 1)),
+            None => blamed.push((who, 1)),
         }
     }
     let waiting: usize = blamed.iter().map(|(_, n)| n).sum();
@@ -185,7 +217,7 @@ pub fn json(processes: &[Process]) -> serde_json::Value {
         serde_json::json!({
             "pid": end.process.pid, "engine": end.engine.engine, "number": end.qp.about.number,
             "program": end.engine.program.as_ref().map(|program| program.pid),
-            "rank": end.rank(), "peer": end.qp.about.peer,
+            "rank": end.qp.about.rank, "peer": end.qp.about.peer, "roles": end.qp.about.roles,
         })
     };
     let pairs: Vec<_> = pairs(processes)
@@ -261,8 +293,8 @@ impl fmt::Display for About<'_> {
 impl fmt::Display for Pair<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let about = &self.ends[0].qp.about;
-        let (rank, peer) = (self.rank(about.rank), self.rank(about.peer));
-        writeln!(f, "{rank} and {peer}, {}: {}", text(&about.transport), self.sentence)?;
+        let [own, peer] = [about.rank, about.peer].map(|rank| self.named(Who::of(about, rank)));
+        writeln!(f, "{own} and {peer}, {}: {}", text(&about.transport), self.sentence)?;
         self.ends.iter().try_for_each(|end| write!(f, "{end}"))
     }
 }
@@ -270,12 +302,12 @@ impl fmt::Display for Pair<'_> {
 impl fmt::Display for End<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (about, last) = (&self.qp.about, self.last());
-        let (v, c, peer) = (&last.view, &last.view.counts, about.peer);
+        let (v, c, peer) = (&last.view, &last.view.counts, self.peer());
         let phase = v.phase.name();
-        writeln!(f, "  rank {}, queue pair {}: {phase}, epoch {}", about.rank, about.number, v.epoch)?;
+        writeln!(f, "  {}, queue pair {}: {phase}, epoch {}", self.own(), about.number, v.epoch)?;
         writeln!(
             f,
-            "    sends     posted {}, released {}, received by rank {peer} {}, no longer needed there {}; {} of {} WQE slots \
+            "    sends     posted {}, released {}, received by {peer} {}, no longer needed there {}; {} of {} WQE slots \
              taken; moved {} ago",
             c.posted,
             c.released,
@@ -291,7 +323,7 @@ impl fmt::Display for End<'_> {
         };
         writeln!(
             f,
-            "    credits   {} of {} receives that rank {peer} granted are left, {} in flight; {next}",
+            "    credits   {} of {} receives that {peer} granted are left, {} in flight; {next}",
             c.credits,
             c.peer_granted,
             plural(c.in_flight, "work request"),
@@ -339,12 +371,12 @@ impl fmt::Display for End<'_> {
 }
 
 /// What happened between two entries. Without an earlier one: what holds.
-fn events(before: Option<&Entry>, entry: &Entry, peer: u32) -> String {
+fn events(before: Option<&Entry>, entry: &Entry, peer: Who) -> String {
     let (v, c) = (&entry.view, &entry.view.counts);
     let was = before.map(|before| before.view).unwrap_or_default();
     let mut said = Vec::new();
-    let received = format!("received by rank {peer}");
-    let granted = format!("granted by rank {peer}");
+    let received = format!("received by {peer}");
+    let granted = format!("granted by {peer}");
     type Count = fn(&Counts) -> u64;
     let counts: [(&str, Count); 9] = [
         ("posted", |c| c.posted),

@@ -33,6 +33,8 @@ pub struct About {
     pub peer_receives_log: u8,
     /// SENDs to this end land in receives that its device posts.
     pub posted_receives: bool,
+    /// The ranks are the roles of a connection's ends, as in the NCCL plugin: 0 sends, 1 receives.
+    pub roles: bool,
 }
 
 fn name<S: serde::Serializer>(transport: &[u8; 8], to: S) -> Result<S::Ok, S::Error> {
@@ -67,7 +69,8 @@ impl About {
             self.slots_log as u64
                 | (self.receives_log as u64) << 8
                 | (self.peer_receives_log as u64) << 16
-                | (self.posted_receives as u64) << 24,
+                | (self.posted_receives as u64) << 24
+                | (self.roles as u64) << 25,
             u64::from_le_bytes(self.transport),
             self.ends[0],
             self.ends[1],
@@ -91,6 +94,7 @@ impl About {
             receives_log: (sizes >> 8) as u8,
             peer_receives_log: (sizes >> 16) as u8,
             posted_receives: sizes >> 24 & 1 != 0,
+            roles: sizes >> 25 & 1 != 0,
         };
         let logs = [about.slots_log, about.receives_log, about.peer_receives_log];
         (used == 1 && logs.iter().all(|log| *log <= 32)).then_some((about, added, first))

@@ -43,6 +43,7 @@ pub const GEOMETRY: Geometry = Geometry {
 pub fn options(peer: u32) -> QpOptions {
     QpOptions {
         peer,
+        roles: false,
         posted_receives: false,
         reader_flushes: false,
         stuck_ns: 1_000_000,

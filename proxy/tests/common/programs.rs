@@ -175,6 +175,7 @@ pub fn geometry(rank: u32) -> Geometry {
 pub fn options(peer: u32) -> QpOptions {
     QpOptions {
         peer,
+        roles: false,
         posted_receives: false,
         reader_flushes: false,
         stuck_ns: 60_000_000_000,

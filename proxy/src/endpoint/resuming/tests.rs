@@ -170,6 +170,7 @@ impl Rank {
         let link = LocalLink::new(own, &g, &peer.link, &theirs, window, (None, None), processes);
         let options = QpOptions {
             peer: peer.rank,
+            roles: false,
             posted_receives: self.posts,
             reader_flushes: false,
             stuck_ns: u64::MAX / 2,

@@ -127,6 +127,7 @@ pub(in crate::link) fn ends_alone(
             (memory("work", geometry.work_bytes()), memory("control", geometry.control_bytes()));
         let options = QpOptions {
             peer: 1 - rank,
+            roles: false,
             posted_receives,
             reader_flushes: false,
             stuck_ns: 1_000_000_000,

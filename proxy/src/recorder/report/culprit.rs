@@ -1,6 +1,6 @@
 //! The sentence about a queue pair: who waits for whom.
 
-use super::{End, plural, time};
+use super::{End, Who, plural, time};
 use crate::recorder::view::{Missing, Phase, View};
 use crate::status::status_text;
 
@@ -29,13 +29,12 @@ pub(super) fn sentence(ends: &[End<'_>], least: u64) -> Said {
     if let Some(said) = first.or_else(|| copier_is_stopped(ends)).or_else(|| is_broken(ends)) {
         return said;
     }
-    let about = &ends[0].qp.about;
-    let ranks = [about.rank, about.peer];
+    let who = [ends[0].own(), ends[0].peer()];
     // Both ends of a queue pair may have one rank: the ends stand in their order.
     let sides = [Some(&ends[0]), ends.get(1)];
     let flows = [0, 1].map(|from| Flow {
-        from: ranks[from],
-        to: ranks[1 - from],
+        from: who[from],
+        to: who[1 - from],
         sender: sides[from],
         receiver: sides[1 - from],
     });
@@ -57,8 +56,8 @@ pub(super) fn sentence(ends: &[End<'_>], least: u64) -> Said {
         return said;
     }
     Said::nobody(match ends.len() {
-        1 => format!("rank {} has nothing to send", ranks[0]),
-        _ => format!("neither rank {} nor rank {} has anything to send", ranks[0], ranks[1]),
+        1 => format!("{} has nothing to send", who[0]),
+        _ => format!("neither {} nor {} has anything to send", who[0], who[1]),
     })
 }
 
@@ -67,10 +66,10 @@ fn engine_is_late(ends: &[End<'_>]) -> Option<Said> {
     let late = |end: &&End| end.engine.ended || end.age(end.engine.ran) > LATE;
     // The one that was late first, for the other one may wait for it.
     let end = ends.iter().filter(late).max_by_key(|end| end.age(end.engine.ran))?;
-    let (rank, still) = (end.rank(), end.age(end.engine.ran));
-    let said = |text| Some(Said { text, blames: Some(rank), still });
+    let (rank, still) = (end.own(), end.age(end.engine.ran));
+    let said = |text| Some(Said { text, blames: Some(rank.rank), still });
     if end.engine.ended {
-        return said(format!("rank {rank}'s engine has ended: its program is done, or the engine panicked"));
+        return said(format!("{rank}'s engine has ended: its program is done, or the engine panicked"));
     }
     let why = match end.engine.state {
         Some('T') => " (process stopped: state T)".into(),
@@ -81,7 +80,7 @@ fn engine_is_late(ends: &[End<'_>]) -> Option<Said> {
         Some(state) => format!(" (it waits in a call: state {state})"),
         None => String::new(),
     };
-    said(format!("rank {rank}'s engine has not run for {}{why}", time(still)))
+    said(format!("{rank}'s engine has not run for {}{why}", time(still)))
 }
 
 /// How a process is stopped that is in this state, if it is.
@@ -97,9 +96,9 @@ fn stopped(state: Option<char>) -> Option<&'static str> {
 fn program_is_stopped(ends: &[End<'_>]) -> Option<Said> {
     ends.iter().find_map(|end| {
         let program = end.engine.program.as_ref()?;
-        let (why, rank, pid) = (stopped(program.state)?, end.rank(), program.pid);
-        let text = format!("rank {rank}'s program (process {pid}) {why}");
-        Some(Said { text, blames: Some(rank), still: end.still() })
+        let (why, rank, pid) = (stopped(program.state)?, end.own(), program.pid);
+        let text = format!("{rank}'s program (process {pid}) {why}");
+        Some(Said { text, blames: Some(rank.rank), still: end.still() })
     })
 }
 
@@ -107,9 +106,9 @@ fn program_is_stopped(ends: &[End<'_>]) -> Option<Said> {
 fn copier_is_stopped(ends: &[End<'_>]) -> Option<Said> {
     ends.iter().find_map(|end| {
         let copier = end.engine.copier.as_ref()?;
-        let (why, rank, pid) = (stopped(copier.state)?, end.rank(), copier.pid);
-        let text = format!("the copier of rank {rank}'s GPU (process {pid}) {why}");
-        Some(Said { text, blames: Some(rank), still: end.still() })
+        let (why, rank, pid) = (stopped(copier.state)?, end.own(), copier.pid);
+        let text = format!("the copier of {rank}'s GPU (process {pid}) {why}");
+        Some(Said { text, blames: Some(rank.rank), still: end.still() })
     })
 }
 
@@ -121,7 +120,7 @@ fn has_ended(ends: &[End<'_>]) -> Option<Said> {
         first.map_or(0, |entry| end.age(entry.time))
     };
     let (end, status) = ended.max_by_key(|(end, _)| since(end))?;
-    let at = format!("at rank {}, {} ago", end.rank(), time(since(end)));
+    let at = format!("at {}, {} ago", end.own(), time(since(end)));
     let text = format!("the queue pair has ended {at}: {}", status_text(status));
     Some(Said { text, blames: status.rank, still: 0 })
 }
@@ -136,28 +135,28 @@ fn is_broken(ends: &[End<'_>]) -> Option<Said> {
         _ => 3,
     };
     let end = ends.iter().filter(|end| order(phase(end)) < 3).min_by_key(|end| order(phase(end)))?;
-    let (rank, peer, still) = (end.rank(), end.qp.about.peer, end.still());
+    let (rank, peer, still) = (end.own(), end.peer(), end.still());
     let since = time(still);
     let (text, blames) = match phase(end) {
         Phase::Fencing => {
-            (format!("the link broke, and rank {rank} has been bringing it to its end for {since}"), rank)
+            (format!("the link broke, and {rank} has been bringing it to its end for {since}"), rank)
         }
         Phase::Offered => (
             format!(
-                "the link broke, and rank {rank} has waited for {since} that rank {peer} offers to resume: rank {peer} \
+                "the link broke, and {rank} has waited for {since} that {peer} offers to resume: {peer} \
                  has not fenced its link, or cannot be reached"
             ),
             peer,
         ),
-        _ => (format!("the link broke, and rank {rank} has been joining the next one for {since}"), rank),
+        _ => (format!("the link broke, and {rank} has been joining the next one for {since}"), rank),
     };
-    Some(Said { text, blames: Some(blames), still })
+    Some(Said { text, blames: Some(blames.rank), still })
 }
 
 /// The messages of one direction, as far as their ends are at hand.
 struct Flow<'a> {
-    from: u32,
-    to: u32,
+    from: Who,
+    to: Who,
     sender: Option<&'a End<'a>>,
     receiver: Option<&'a End<'a>>,
 }
@@ -174,9 +173,9 @@ impl Flow<'_> {
         sender.into_iter().chain(receiver).min().unwrap_or(0)
     }
 
-    /// A sentence that blames a rank.
-    fn blame(&self, rank: u32, text: String) -> Option<Said> {
-        Some(Said { text, blames: Some(rank), still: 0 })
+    /// A sentence that blames an end.
+    fn blame(&self, who: Who, text: String) -> Option<Said> {
+        Some(Said { text, blames: Some(who.rank), still: 0 })
     }
 
     /// What the messages of this direction wait for, if there are any.
@@ -193,16 +192,13 @@ impl Flow<'_> {
             Missing::Receive => return self.no_receive_credit(sender),
             Missing::PostedReceive => {
                 let n = c.released;
-                let text = format!(
-                    "no receive credit: rank {to} has posted no receive for message {n} of rank {from}"
-                );
+                let text = format!("no receive credit: {to} has posted no receive for message {n} of {from}");
                 return self.blame(to, text);
             }
             Missing::Region => {
                 let n = c.released;
-                let text = format!(
-                    "rank {to} has not said whether message {n} of rank {from} may go out of its region"
-                );
+                let text =
+                    format!("{to} has not said whether message {n} of {from} may go out of its region");
                 return self.blame(to, text);
             }
             _ => {}
@@ -216,7 +212,7 @@ impl Flow<'_> {
             return self.stuck_at_receiver().or_else(|| self.not_taken(held));
         }
         let waits = sender.pending() || c.posted > c.retired;
-        waits.then(|| Said::nobody(format!("rank {from}'s next WQE waits for {}", sender.missing.name())))
+        waits.then(|| Said::nobody(format!("{from}'s next WQE waits for {}", sender.missing.name())))
     }
 
     /// Messages were released that the receiver has not got, or not said so.
@@ -226,15 +222,15 @@ impl Flow<'_> {
             None => self.blame(
                 to,
                 format!(
-                    "rank {to} has not received {n} that rank {from} released: its engine does not run, or the link is \
+                    "{to} has not received {n} that {from} released: its engine does not run, or the link is \
                      slow"
                 ),
             ),
             Some(receiver) if receiver.counts.received >= released => Some(Said::nobody(format!(
-                "rank {from} has not heard that rank {to} has its messages: the link is slow"
+                "{from} has not heard that {to} has its messages: the link is slow"
             ))),
             Some(_) => Some(Said::nobody(format!(
-                "{n} of rank {from} have not arrived at rank {to}: the link is slow or has failed"
+                "{n} of {from} have not arrived at {to}: the link is slow or has failed"
             ))),
         }
     }
@@ -244,16 +240,14 @@ impl Flow<'_> {
         let posts = self.receiver.map(|end| end.qp.about.posted_receives);
         let receives = plural(granted, "receive");
         let text = match (posts, self.stuck_at_receiver()) {
-            _ if granted == 0 => format!("no receive credit: rank {to} has posted no receive"),
+            _ if granted == 0 => format!("no receive credit: {to} has posted no receive"),
             (Some(false), Some(said)) => return Some(said),
             (Some(true), _) => {
-                format!(
-                    "no receive credit: rank {to} has posted {receives}, and messages have taken all of them"
-                )
+                format!("no receive credit: {to} has posted {receives}, and messages have taken all of them")
             }
             // The sender alone can't tell a ring that is full from receives that are not posted.
             _ => format!(
-                "no receive credit: messages have used all of the {receives} that rank {to} granted, and rank {to} takes \
+                "no receive credit: messages have used all of the {receives} that {to} granted, and {to} takes \
                  no message: its kernel or program is slow"
             ),
         };
@@ -274,12 +268,12 @@ impl Flow<'_> {
                 Some(copier) => format!("its device or its copier (process {}) is slow", copier.pid),
                 None => "its device is slow".into(),
             };
-            let text = format!("{copies} into memory of rank {to} did not end: {slow}");
+            let text = format!("{copies} into memory of {to} did not end: {slow}");
             return self.blame(to, text);
         }
         let posts = self.receiver.is_some_and(|end| end.qp.about.posted_receives);
         if receiver.waiting && posts && receiver.unfilled() == 0 {
-            let text = format!("a message has arrived for which rank {to} has posted no receive");
+            let text = format!("a message has arrived for which {to} has posted no receive");
             return self.blame(to, text);
         }
         let untaken = c.shown.saturating_sub(c.taken);
@@ -288,7 +282,7 @@ impl Flow<'_> {
 
     fn not_taken(&self, messages: u64) -> Option<Said> {
         let (to, n) = (self.to, plural(messages, "message"));
-        self.blame(to, format!("rank {to} has not taken {n} that arrived: its kernel or program is slow"))
+        self.blame(to, format!("{to} has not taken {n} that arrived: its kernel or program is slow"))
     }
 
     /// The receiver has posted receives, and the sender sends nothing.
@@ -299,11 +293,11 @@ impl Flow<'_> {
             return None;
         }
         let why = match self.sender {
-            Some(_) => format!("rank {from} has nothing to send"),
-            None => format!("rank {from} has nothing to send, or its messages do not arrive"),
+            Some(_) => format!("{from} has nothing to send"),
+            None => format!("{from} has nothing to send, or its messages do not arrive"),
         };
         let n = plural(unfilled, "receive");
-        let text = format!("rank {to} has posted {n} that no message has filled: {why}");
-        Some(Said { text, blames: Some(from), still: self.still() })
+        let text = format!("{to} has posted {n} that no message has filled: {why}");
+        Some(Said { text, blames: Some(from.rank), still: self.still() })
     }
 }

@@ -9,6 +9,7 @@ use crate::session::Status;
 const S: u64 = 1_000_000_000;
 /// When snapshots are read.
 const NOW: u64 = 100 * S;
+const RANK1: Who = Who { rank: 1, roles: false };
 
 /// A queue pair of rank 0 or 1 that moved last `still` ago.
 fn qp(rank: u32, still: u64, view: View) -> QueuePair {
@@ -23,6 +24,7 @@ fn qp(rank: u32, still: u64, view: View) -> QueuePair {
         receives_log: 6,
         peer_receives_log: 6,
         posted_receives: false,
+        roles: false,
     };
     let at = NOW - still;
     let moved = |at| Moved { sends: at, receives: at };
@@ -361,12 +363,27 @@ fn events_are_the_differences_of_entries() {
         ),
         (out_of_credit(65, 64), ""),
     ] {
-        assert_eq!(events(Some(&before), &Entry { view, ..before }, 1), said);
+        assert_eq!(events(Some(&before), &Entry { view, ..before }, RANK1), said);
     }
     let broken = Entry { view: view(Phase::Joining, 0), ..before };
     let resumed = Entry {
         view: View { counts: Counts { released: 60, ..before.view.counts }, ..view(Phase::Live, 1) },
         ..before
     };
-    assert_eq!(events(Some(&broken), &resumed, 1), "released back to 60 (-4), resumed in epoch 1");
+    assert_eq!(events(Some(&broken), &resumed, RANK1), "released back to 60 (-4), resumed in epoch 1");
+}
+
+#[test]
+fn ends_of_the_nccl_plugin_are_called_by_their_roles() {
+    let mut process = runs(0, out_of_credit(3, 2));
+    process.engines[0].queue_pairs[0].about.roles = true;
+    process.engines[0].queue_pairs[0].about.peer_pid = Some(77);
+    let text = text_of(std::slice::from_ref(&process));
+    for says in
+        ["the sender (process 100) and the receiver (process 77), local: ", "the receiver takes no message"]
+    {
+        assert!(text.contains(says), "{says}: {text}");
+    }
+    assert!(!text.contains("rank 0") && !text.contains("rank 1"), "{text}");
+    assert_eq!(waits(&[process])[0].blamed.unwrap().to_string(), "the receiver");
 }

@@ -179,6 +179,7 @@ impl Cluster<'_> {
         let (e, q) = (&self.plan.qps[qp].ends[end], &self.qps[qp]);
         let options = QpOptions {
             peer: q.ranks[1 - end],
+            roles: false,
             posted_receives: e.posts != Posts::Nothing,
             reader_flushes: false,
             stuck_ns: STUCK,

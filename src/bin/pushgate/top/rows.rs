@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use pushgate_proxy::recorder::report::{Process, Waits, waits};
+use pushgate_proxy::recorder::report::{Process, Waits, Who, waits};
 use pushgate_proxy::recorder::{Engine, Metrics, Missing, Phase, QueuePair};
 
 use super::columns::Cells;
@@ -52,8 +52,8 @@ pub struct Row {
     pub stalls: f64,
     /// The part of the time that the WQE at the head waited for each of [`Missing::CAUSES`], summed over queue pairs.
     pub waited: [f64; Missing::CAUSES.len()],
-    /// The rank that is waited for, and for how long, nanoseconds.
-    pub blamed: Option<(u32, u64)>,
+    /// The end that is waited for, and for how long, nanoseconds.
+    pub blamed: Option<(Who, u64)>,
     /// Who waits for whom.
     pub sentence: String,
 }
@@ -250,11 +250,11 @@ impl Row {
         ]
     }
 
-    /// What is waited for: a rank, if somebody has waited for a second; the causes, with their parts of the time.
+    /// What is waited for: an end, if somebody has waited for a second; the causes, with their parts of the time.
     fn waits(&self) -> String {
         let mut said = Vec::new();
-        if let Some((rank, still)) = self.blamed {
-            said.push(format!("rank {rank} {}", time(still)));
+        if let Some((who, still)) = self.blamed {
+            said.push(format!("{who} {}", time(still)));
         }
         for (cause, part) in Missing::CAUSES.into_iter().zip(self.waited) {
             let percent = (part * 100.0).round();
