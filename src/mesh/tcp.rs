@@ -24,7 +24,7 @@ use pushgate_driver_shim::versions::ABI;
 use pushgate_proxy::addresses::{Places, REMEDY, Reach, Wish, listen, offer, own, resolve};
 use pushgate_proxy::door::{Arrival, Dialer, Door, DoorError, Limits, Refused, Stream, Terms, VARIABLE};
 use pushgate_proxy::redial::envelope::{HEADER, Incoming, envelope, opened, send_all, tune};
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use again::Ranks;
@@ -419,7 +419,9 @@ impl<'a> Me<'a> {
             let remedy = format!("this is rank {}, give every rank a number of its own", self.rank);
             return differs("rank", &hello.rank, &allowed, &remedy);
         }
-        if places[hello.rank as usize].is_some() {
+        // The first one may have gone since this rank last looked.
+        let is_there = |(_, stream): &(Hello, Stream)| !is_readable(stream);
+        if places[hello.rank as usize].as_ref().is_some_and(is_there) {
             let remedy = "is it running twice? Give every rank a number of its own";
             return differs("rank", &hello.rank, &"one that is not there yet", remedy);
         }
@@ -452,6 +454,12 @@ impl<'a> Me<'a> {
         }
         Ok(streams)
     }
+}
+
+/// Whether something of this connection can be read now, its end for instance.
+fn is_readable(stream: &Stream) -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    matches!(poll(&mut [PollFd::new(stream, PollFlags::IN)], Some(&now)), Ok(1..))
 }
 
 fn mismatch(rank: u32, reason: String) -> Error {

@@ -186,6 +186,27 @@ fn ranks_that_do_not_fit_are_told_why_and_the_others_meet() {
 }
 
 #[test]
+fn a_rank_that_has_gone_since_rank_0_looked_takes_its_place_again() {
+    let first = me(0, 3);
+    let door = first.listen_at("127.0.0.1:0").unwrap();
+    let place = door.local_addrs().unwrap()[0].to_string();
+    let dials = thread::spawn(move || greets(&place, &sealed(&hello(1, 3))));
+    let mut arrival = None;
+    wait_until("it arrives", || {
+        arrival = door.next();
+        arrival.is_some()
+    });
+    // Either end of the connection will do.
+    let places = [None, Some((hello(1, 3), dials.join().unwrap())), None];
+    let body = serde_json::to_vec(&hello(1, 3)).unwrap();
+    let check = || first.check(VERSIONS.oldest(), &body, None, &places).map(|hello| hello.rank);
+    assert!(check().unwrap_err().contains("running twice"));
+    // It ends after rank 0 has waited, and before rank 0 takes in who arrived.
+    drop(arrival);
+    assert_eq!(check(), Ok(1));
+}
+
+#[test]
 fn p8_slow_connectors_that_are_no_rank_do_not_delay_the_set_up() {
     let mut huge = MAGIC.to_vec();
     huge.extend([1, 0, 0, 0, 255, 255, 255, 255]);

@@ -21,7 +21,8 @@ pub fn stall(o: &Options) {
     let said = |text: &str| warnings().iter().filter(|line| line.contains(text)).count();
     // SAFETY: our own request, not done before the message is sent.
     let test = || assert!(!unsafe { plugin.test(received, None).expect("test") }, "nothing was sent");
-    let sentence = "the receiver has posted 1 receive that no message has filled: the sender has nothing to send";
+    let sentence =
+        "the receiver has posted 1 receive that no message has filled: the sender has nothing to send";
     // A thread of the plugin writes the report line by line while this thread reads. The events come last.
     wait_until("the report", || {
         test();
