@@ -328,7 +328,7 @@ impl Mock {
         mock
     }
 
-    /// The same with a port of InfiniBand: it has a LID, a GID that is no IP address, and no network interface.
+    /// A device whose port is InfiniBand: the port has a LID, a GID that is no IP address, and no network interface.
     #[cfg(test)]
     pub(super) fn on_infiniband(mut self) -> Self {
         Arc::get_mut(&mut self.device).expect("nobody has it yet").be_infiniband(7);
