@@ -13,10 +13,9 @@ use std::time::Instant;
 
 use pushgate_driver_shim::limited;
 use pushgate_driver_shim::log::Foreign;
+use pushgate_proxy::folder::{BESIDE, Folder};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-
-use pushgate_proxy::folder::{BESIDE, Folder};
 
 use super::{ANSWER, Incoming, Joined, MAX_ANSWER, Me, VERSIONS, envelope, mismatch, send_all};
 use super::{PollFd, PollFlags, Stream};
