@@ -1,13 +1,14 @@
-//! Tells the crate its version with the commit that it is built from, as `_PUSHGATE_VERSION`.
+//! Tells the library and the command their version with the commit that they are built from, as `_PUSHGATE_VERSION`.
 
 use std::path::Path;
 use std::process::Command;
 
 /// What the library and the command are made of, in the repository's top folder.
-const SOURCES: [&str; 10] = [
+const SOURCES: [&str; 11] = [
     "build.rs",
     "Cargo.toml",
     "Cargo.lock",
+    COMMAND,
     "src",
     "doctor",
     "driver-shim",
@@ -17,13 +18,21 @@ const SOURCES: [&str; 10] = [
     "topology",
 ];
 
+/// The command's folder. The library is not compiled anew for a change there.
+const COMMAND: &str = "cli";
+
 fn main() {
+    let variable = |name| std::env::var(name).expect("cargo sets it");
+    let (mut version, folder) = (variable("CARGO_PKG_VERSION"), variable("CARGO_MANIFEST_DIR"));
+    let folder = Path::new(&folder);
+    let of_the_command = folder.ends_with(COMMAND);
+    let top = if of_the_command { folder.parent().expect("it lies in the repository") } else { folder };
     // When one of these changes all is compiled anew anyway. A commit alone changes nothing that is compiled, and
     // is not waited for.
-    SOURCES.iter().for_each(|source| println!("cargo::rerun-if-changed={source}"));
-    let mut version = std::env::var("CARGO_PKG_VERSION").expect("cargo sets it");
-    let folder = std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it");
-    if let Some(commit) = commit(Path::new(&folder)) {
+    for source in SOURCES.iter().filter(|source| of_the_command || **source != COMMAND) {
+        println!("cargo::rerun-if-changed={}", top.join(source).display());
+    }
+    if let Some(commit) = commit(top) {
         version += &format!(" (commit {commit})");
     }
     println!("cargo::rustc-env=_PUSHGATE_VERSION={version}");

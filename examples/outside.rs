@@ -28,7 +28,7 @@ use pushgate::{
 };
 
 // The log, as the command has it.
-#[path = "../src/bin/pushgate/log.rs"]
+#[path = "../cli/src/log.rs"]
 mod log;
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]

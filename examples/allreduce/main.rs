@@ -11,12 +11,12 @@
 
 mod data;
 // The settings as flags, and the log, as the command has them.
-#[path = "../../src/bin/pushgate/flags.rs"]
+#[path = "../../cli/src/flags.rs"]
 mod flags;
-#[path = "../../src/bin/pushgate/log.rs"]
+#[path = "../../cli/src/log.rs"]
 mod log;
 // Sizes and columns, as `pushgate nccl-check` has them.
-#[path = "../../src/bin/pushgate/nccl_tests.rs"]
+#[path = "../../cli/src/nccl_tests.rs"]
 mod nccl_tests;
 mod rank;
 mod rnr;

@@ -31,7 +31,7 @@ pub fn pushgate() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| match bundle() {
         Some(folder) => folder.join("pushgate"),
-        None => build(&["--package", "pushgate", "--bin", "pushgate"]).join("pushgate"),
+        None => build(&["--package", "pushgate-cli"]).join("pushgate"),
     })
 }
 
@@ -44,7 +44,7 @@ pub fn example(name: &str) -> PathBuf {
     static BUILT: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
     if !built.contains(name) {
-        build(&["--package", "pushgate", "--example", name]);
+        build(&["--example", name]);
         built.insert(name.into());
     }
     profile().join("examples").join(name)
@@ -53,7 +53,7 @@ pub fn example(name: &str) -> PathBuf {
 /// The archive of the C API, built with the calling test's profile; nothing in a bundle, which has no compiler beside it.
 pub fn c_library() -> Option<PathBuf> {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    let built = || build(&["--package", "pushgate-c"]).join("libpushgate_c.a");
+    let built = || build(&["--package", "pushgate-c", "--package", "pushgate-cli"]).join("libpushgate_c.a");
     bundle().is_none().then(|| BUILT.get_or_init(built).clone())
 }
 
@@ -93,7 +93,8 @@ fn profile() -> PathBuf {
     this().parent().and_then(Path::parent).expect("…/PROFILE/deps/this").to_path_buf()
 }
 
-/// Has cargo build; returns the folder of the profile.
+/// Has cargo build; returns the folder of the profile. The command is among the packages each time: dependencies have the features then that
+/// they have in the build of the tests, and are not compiled again.
 fn build(arguments: &[&str]) -> PathBuf {
     let profile = profile();
     let mut cargo = Command::new(env!("CARGO"));

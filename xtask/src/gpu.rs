@@ -47,6 +47,7 @@ pub fn bundle(paths: &Paths, out: Option<PathBuf>, tests: &[String]) -> Result<(
     let mut programs = build(&[
         "build",
         "--package=pushgate",
+        "--package=pushgate-cli",
         "--bin=pushgate",
         "--example=allreduce",
         "--example=custom_kernel",

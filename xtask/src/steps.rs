@@ -646,10 +646,10 @@ fn memcheck(bench: &mut Bench) -> Result<Outcome> {
 fn allreduce(bench: &mut Bench, ranks: u32, sizes: &str, more: &[&str]) -> Result<Outcome> {
     if more.contains(&"process") {
         // `--example` does not build the command that the proxy process runs.
-        bench.cargo(&["build", "--release", "--package", "pushgate", "--bin", "pushgate"])?;
+        bench.cargo(&["build", "--release", "--package", "pushgate-cli"])?;
     }
     let mut command = bench.command();
-    command.args(["run", "--release", "--package", "pushgate", "--example", "allreduce", "--"]);
+    command.args(["run", "--release", "--example", "allreduce", "--"]);
     command.args(["--ranks", &ranks.to_string(), "--size", sizes, "--device", "cpu", "--iters", "1"]);
     command.arg("--json").args(more);
     let output = process::capture(command, true, bench.guard)?;
@@ -677,7 +677,7 @@ fn chaos(bench: &mut Bench) -> Result<Outcome> {
 
 fn chaos_over(bench: &Bench, qp: &str) -> Result<()> {
     let mut command = bench.command();
-    command.args(["run", "--release", "--package", "pushgate", "--bin", "pushgate", "--", "chaos"]);
+    command.args(["run", "--release", "--package", "pushgate-cli", "--", "chaos"]);
     // The timeout guards against a hang.
     command.args(["--seconds", "60", "--every", "200ms", "--device", "cpu", "--qp", qp]);
     command.args(["--timeout", "5min", "--json"]);

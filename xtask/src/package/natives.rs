@@ -51,7 +51,7 @@ impl Natives {
     /// Builds for this host, by its compiler.
     pub fn of_host(paths: &Paths, guard: Guard) -> Result<Natives> {
         let out = paths.scratch("package")?.join("host");
-        let arguments = ["build", "--package", "pushgate", "--bin", "pushgate"];
+        let arguments = ["build", "--package", "pushgate-cli"];
         let built = programs::build(paths, &arguments, &[], guard)?;
         let built = built.iter().find(|program| program.name == "pushgate");
         let built = built.context("cargo has not built the command pushgate")?.path.clone();
@@ -61,7 +61,7 @@ impl Natives {
 
     /// Builds for every x86-64 host with [`GLIBC`] or later, with device code where there is a CUDA compiler.
     pub fn portable(paths: &Paths, guard: Guard) -> Result<Natives> {
-        let packages = ["pushgate", "pushgate-net-plugin", "pushgate-c"];
+        let packages = ["pushgate-cli", "pushgate-net-plugin", "pushgate-c"];
         let packages = packages.iter().flat_map(|package| ["--package", package]);
         let built = zigbuild(paths, packages.chain(["--lib", "--bin", "pushgate"]), guard)?;
         let out = paths.scratch("package")?.join("portable");

@@ -62,7 +62,7 @@ pub struct Suite {
     pub script: &'static str,
 }
 
-const PUSHGATE: &[&str] = &["build", "-p", "pushgate", "--bin", "pushgate"];
+const PUSHGATE: &[&str] = &["build", "-p", "pushgate-cli"];
 const ALLREDUCE: &[&str] = &["build", "--example", "allreduce"];
 const OUTSIDE: &[&str] = &["build", "--example", "outside"];
 const UNGATED: &[&str] = &["build", "--example", "allreduce-ungated", "--features", "test-ungated"];

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use pushgate::settings::PluginSettings;
 use pushgate_pcie_model::findings::{Device, Findings, Transfer};
+use pushgate_tests::built;
 use pushgate_topology::Sysfs;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -35,7 +36,7 @@ impl Drop for Folder {
 
 /// The command, in an environment without settings, keeping its findings in `folder`.
 fn probe(folder: &Folder, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pushgate"));
+    let mut command = Command::new(built::pushgate());
     command.args(["probe", "--device", "cpu"]).args(args);
     for key in PluginSettings::keys() {
         command.env_remove(key.variable());

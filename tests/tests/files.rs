@@ -4,12 +4,13 @@ use std::fs::File;
 use std::process::{Command, Stdio};
 use std::thread;
 
+use pushgate_tests::built;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 /// Runs the command in 4 GiB of address space and returns its standard error.
 fn refused(args: &[&str], config: Option<&str>) -> String {
     let mut command = Command::new("sh");
-    command.args(["-c", "ulimit -v 4194304; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_pushgate")]).args(args);
+    command.args(["-c", "ulimit -v 4194304; exec \"$0\" \"$@\""]).arg(built::pushgate()).args(args);
     for key in pushgate::settings::PluginSettings::keys() {
         command.env_remove(key.variable());
     }

@@ -1,10 +1,10 @@
 //! Checks that the lists of statuses agree: abi.h, the device API, this library's names and the
 //! documents.
 
-const ABI: &str = include_str!("../driver-shim/include/pushgate/abi.h");
-const DEVICE: &str = include_str!("../gpu-kernels/include/pushgate/device.cuh");
-const DEVICE_API: &str = include_str!("../docs/device-api.md");
-const PROTOCOL: &str = include_str!("../docs/protocol.md");
+const ABI: &str = include_str!("../../driver-shim/include/pushgate/abi.h");
+const DEVICE: &str = include_str!("../../gpu-kernels/include/pushgate/device.cuh");
+const DEVICE_API: &str = include_str!("../../docs/device-api.md");
+const PROTOCOL: &str = include_str!("../../docs/protocol.md");
 
 /// The statuses of abi.h: their names in lower case, and their numbers.
 fn statuses() -> Vec<(String, u64)> {

@@ -7,13 +7,13 @@ use std::time::Instant;
 
 use pushgate::settings::PluginSettings;
 use pushgate_proxy::door::{Purpose, Secret, Terms, dial};
-use pushgate_tests::hang;
+use pushgate_tests::{built, hang};
 use serde_json::Value;
 
 const SECRET: &str = "a secret that both hosts know";
 
 fn command(secret: Option<&str>) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pushgate"));
+    let mut command = Command::new(built::pushgate());
     for key in PluginSettings::keys() {
         command.env_remove(key.variable());
     }

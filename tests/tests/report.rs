@@ -6,6 +6,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use pushgate::settings::PluginSettings;
+use pushgate_tests::built;
 use roxmltree::{Document, ParsingOptions};
 
 fn limit() -> Duration {
@@ -30,7 +31,7 @@ impl Drop for Folder {
 
 /// The command in this folder, in an environment without settings and without findings.
 fn pushgate(folder: &Folder, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pushgate"));
+    let mut command = Command::new(built::pushgate());
     command
         .args(args)
         .current_dir(&folder.0)

@@ -12,7 +12,7 @@ use pushgate::zerocopy::{Immutable, IntoBytes};
 use pushgate::{
     Comm, Context, Error, Launch, Module, QpConfig, QueuePair, Settings, Source, upload_descriptors,
 };
-use pushgate_tests::hang;
+use pushgate_tests::{built, hang};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// `struct churn_params` of the kernel.
@@ -32,7 +32,7 @@ struct Proxy(Child);
 
 impl Proxy {
     fn start(socket: &Path) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_pushgate"));
+        let mut command = Command::new(built::pushgate());
         command.arg("proxy").arg("--proxy-socket").arg(socket).env_remove("PUSHGATE_CONFIG");
         Proxy(command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
     }
@@ -287,8 +287,9 @@ fn p6_programs_that_dial_a_socket_of_the_service_manager_reach_the_next_proxy_wh
     let listener = UnixListener::bind(sockets.path(0)).unwrap();
     let start = || {
         let mut command = Command::new("sh");
-        let program = env!("CARGO_BIN_EXE_pushgate");
-        command.args(["-c", "LISTEN_FDS=1 LISTEN_PID=$$ exec \"$0\" proxy 3<&0 0</dev/null", program]);
+        command
+            .args(["-c", "LISTEN_FDS=1 LISTEN_PID=$$ exec \"$0\" proxy 3<&0 0</dev/null"])
+            .arg(built::pushgate());
         command.stdin(listener.try_clone().map(OwnedFd::from).unwrap()).stderr(Stdio::null());
         Proxy(command.env_remove("PUSHGATE_CONFIG").spawn().unwrap())
     };

@@ -140,7 +140,7 @@ fn told_names(text: &str) -> Vec<&str> {
 
 #[test]
 fn the_dashboard_asks_for_names_that_are_told() {
-    let dashboard = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/packaging/grafana-dashboard.json"));
+    let dashboard = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/grafana-dashboard.json"));
     let _: serde_json::Value = serde_json::from_str(dashboard).unwrap();
     let names = names();
     let asked = told_names(dashboard);
@@ -154,7 +154,7 @@ fn the_dashboard_asks_for_names_that_are_told() {
 
 #[test]
 fn the_page_has_every_name_and_no_other() {
-    let page = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/metrics.md"));
+    let page = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/metrics.md"));
     let names = names();
     let bare = |name: &str| {
         name.strip_prefix("pushgate_queue_pair_").unwrap_or(&name["pushgate_".len()..]).to_string()

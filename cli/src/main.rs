@@ -43,7 +43,7 @@ fn command(completing: bool) -> Command {
     let settings = |c: Command| flags::settings(c, completing);
     let command = Command::new("pushgate")
         .about("GPU-initiated networking that pushes")
-        .version(pushgate::VERSION)
+        .version(env!("_PUSHGATE_VERSION"))
         .subcommand_required(true)
         .arg_required_else_help(true)
         .after_help(
