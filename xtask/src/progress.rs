@@ -127,7 +127,7 @@ pub fn take_usage() -> Usage {
     USAGE.take()
 }
 
-/// Seconds that [`work`] takes on one thread of the machine from which the figures in
+/// Seconds that [`work`] takes on one thread of the machine from which the budgets in
 /// docs/testing.md come, when nothing else runs.
 const REFERENCE: f64 = 0.135;
 
