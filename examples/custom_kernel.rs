@@ -21,6 +21,7 @@ kernel runs on the CPU.
 
 /// `struct greet_params` of the kernel: the same fields in the same order.
 #[derive(IntoBytes, Immutable)]
+#[zerocopy(crate = "pushgate::zerocopy")]
 #[repr(C)]
 struct Params {
     qp: u64,

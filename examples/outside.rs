@@ -87,6 +87,7 @@ fn size(s: &str) -> Result<u64, String> {
 const HELLO: u64 = 1024;
 
 #[derive(IntoBytes, Immutable)]
+#[zerocopy(crate = "pushgate::zerocopy")]
 #[repr(C)]
 struct Send {
     qp: u64,
@@ -97,6 +98,7 @@ struct Send {
 }
 
 #[derive(IntoBytes, Immutable)]
+#[zerocopy(crate = "pushgate::zerocopy")]
 #[repr(C)]
 struct Take {
     qp: u64,

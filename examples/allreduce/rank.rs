@@ -15,6 +15,7 @@ use super::{Options, Place, tell};
 
 /// `struct allreduce_params` of the kernel.
 #[derive(IntoBytes, Immutable)]
+#[zerocopy(crate = "pushgate::zerocopy")]
 #[repr(C)]
 struct Params {
     send_qps: u64,

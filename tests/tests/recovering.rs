@@ -11,6 +11,7 @@ use pushgate_tests::hang;
 
 /// `struct churn_params` of the kernel.
 #[derive(IntoBytes, Immutable)]
+#[zerocopy(crate = "pushgate::zerocopy")]
 #[repr(C)]
 struct Params {
     qp: u64,

@@ -17,6 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 /// `struct churn_params` of the kernel.
 #[derive(IntoBytes, Immutable)]
+#[zerocopy(crate = "pushgate::zerocopy")]
 #[repr(C)]
 struct Params {
     qp: u64,
