@@ -57,6 +57,11 @@ pub struct GidEntry {
 }
 
 impl GidEntry {
+    /// Of an end that has none yet.
+    pub(super) fn none() -> Self {
+        GidEntry { index: 0, gid: Gid([0; 16]), kind: GidType::IbOrRoceV1, netdev: None }
+    }
+
     /// The IP address that it stands for on Ethernet.
     pub fn ip(&self) -> std::net::IpAddr {
         let v6 = Ipv6Addr::from(self.gid.0);

@@ -85,7 +85,7 @@ pub use error::VerbsError;
 pub use flush::{Flusher, Word};
 pub use objects::Allocate;
 pub use offer::{Offer, Places, WIRE};
-pub use setup::{VerbsOpening, VerbsPrepared};
+pub use setup::{VerbsAway, VerbsOpening, VerbsPrepared};
 pub use verbs_link::VerbsLink;
 
 /// Control writes in the send queue at once: the line, the last line, an entry of the table of

@@ -123,6 +123,13 @@ impl Made {
         self.listening.as_ref().map(|listening| listening.told)
     }
 
+    /// Whether a link that nobody has used is as good as one made now.
+    fn is_good(&self) -> bool {
+        let device = &self.rc.pd.device;
+        device.as_now().is_ok_and(|now| Arc::ptr_eq(&now, device))
+            && device.has(&self.gid)
+    }
+
     pub(super) fn into_objects(self) -> Objects {
         Objects {
             _rc: Some(self.rc),
@@ -151,6 +158,10 @@ pub(super) struct Begin {
     pub(super) gid: GidEntry,
     /// The objects of the link that broke, and of an attempt that was given up.
     pub(super) old: Vec<Objects>,
+    /// A link that was made, and that the peer has not got ready for.
+    pub(super) unused: Option<Made>,
+    /// Set once the old objects are gone.
+    pub(super) cleared: Arc<AtomicBool>,
     pub(super) inbox: (Words, InboxLayout),
     pub(super) regions: Vec<Region>,
     /// Nobody waits for the link any more.
@@ -160,10 +171,14 @@ pub(super) struct Begin {
 impl Begin {
     /// Lets the old objects go, then makes the link.
     pub(super) fn make(self) -> Result<Made, VerbsError> {
-        let Begin { kept, device, gid, old, inbox, regions, cancelled } = self;
+        let Begin { kept, device, gid, old, unused, cleared, inbox, regions, cancelled } = self;
         // First: nothing of an earlier link may touch the memory once the peer hears of this one.
         drop(old);
         clear(&inbox.0, &inbox.1);
+        cleared.store(true, Ordering::Release);
+        if let Some(unused) = unused.filter(Made::is_good) {
+            return Ok(unused);
+        }
         let device = device.as_now()?;
         // A look at one entry: the whole table takes hundreds of files.
         let gid = if device.has(&gid) { gid } else { chosen_gid(&device, &kept.end.config)? };

@@ -147,7 +147,7 @@ impl Offer {
 }
 
 /// What an end tells the peer second: memory of this end that the peer may write, and nothing else.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Places {
     /// A copy of the peer's window.
     pub(super) mirror: u64,

@@ -42,13 +42,21 @@ pub(super) struct OwnEnd {
 pub struct VerbsOpening {
     pub(super) end: OwnEnd,
     pub(super) gid: GidEntry,
-    psn: u32,
+    pub(super) psn: u32,
     /// Goes before the queue pair: nobody connects to it any more.
     listening: Option<Listening>,
     pub(super) rc: Rc,
     pub(super) window: Sending,
     pub(super) window_mr: Mr,
     pub(super) outbox_mr: Mr,
+    pub(super) outbox: Arc<SharedMemory>,
+}
+
+/// This end of a rail whose device, or whose peer's, can't carry anything when the ends meet.
+pub struct VerbsAway {
+    pub(super) end: OwnEnd,
+    pub(super) device: Arc<Device>,
+    pub(super) window: Sending,
     pub(super) outbox: Arc<SharedMemory>,
 }
 
@@ -83,6 +91,28 @@ fn send_queue(log: u32, kind: &Kind) -> u32 {
 }
 
 impl OwnEnd {
+    /// The end with as many messages on their way as the link ring has slots, if the device has queues so long.
+    fn new(device: &Device, config: &Config, geometry: Geometry) -> Result<Self, VerbsError> {
+        geometry.validate().map_err(|e| VerbsError::Memory(e.into()))?;
+        let config = &Config {
+            imm: config.imm && !config.rail && device.kind.immediate,
+            events: config.events && !config.rail,
+            ..config.clone()
+        };
+        // Rails come back.
+        let recovers = config.rail;
+        let end = |link_log| OwnEnd { config: config.clone(), geometry, link_log, recovers };
+        let logs = (1..=geometry.link_log).rev();
+        Ok(logs.map(end).find(|end| end.fits(device)).unwrap_or_else(|| end(1)))
+    }
+
+    /// The memory that records and control writes are sent out of.
+    fn outbox(&self, allocate: &mut Allocate<'_>) -> Result<Arc<SharedMemory>, VerbsError> {
+        // Without a table of regions, whose entries are written one at a time.
+        let layout = InboxLayout::new(self.link_log, self.geometry.rx_log);
+        Ok(Arc::new(allocate("outbox", layout.regions + layout.bytes - layout.receives)?))
+    }
+
     /// Work requests that the send queue and the receive queue hold.
     fn queues(&self, kind: &Kind) -> (u32, u32) {
         let receives = if self.config.imm { (1 << self.geometry.rx_log) + NOTIFIES } else { 0 } + LAST_WRS;
@@ -174,26 +204,15 @@ impl VerbsOpening {
         window: Arc<dyn Window>,
         allocate: &mut Allocate<'_>,
     ) -> Result<Self, VerbsError> {
-        geometry.validate().map_err(|e| VerbsError::Memory(e.into()))?;
-        let config = &Config {
-            imm: config.imm && !config.rail && device.kind.immediate,
-            events: config.events && !config.rail,
-            ..config.clone()
-        };
+        let end = OwnEnd::new(device, config, geometry)?;
         let (bytes, message) = (64u64 << geometry.window_log, device.port_state.message);
         if bytes > message as u64 {
             return Err(VerbsError::Window { bytes, device: device.name().into(), message });
         }
         let gid = chosen_gid(device, config)?;
-        // As many messages as the link ring has slots, if the device has queues so long.
-        let end = |link_log| OwnEnd { config: config.clone(), geometry, link_log, recovers: false };
-        let logs = (1..=geometry.link_log).rev();
-        let end = logs.map(end).find(|end| end.fits(device)).unwrap_or_else(|| end(1));
         let rc = end.queue_pair(device)?;
         let pd = rc.pd.clone();
-        // Without a table of regions, whose entries are written one at a time.
-        let layout = InboxLayout::new(end.link_log, geometry.rx_log);
-        let outbox = Arc::new(allocate("outbox", layout.regions + layout.bytes - layout.receives)?);
+        let outbox = end.outbox(allocate)?;
         let (window, window_mr) = Sending::new(&pd, window, allocate)?;
         let outbox_mr = register_outbox(&pd, &outbox)?;
         let listening = end.listen(device, &gid)?;
@@ -212,6 +231,12 @@ impl VerbsOpening {
         Ok(opening)
     }
 
+    /// Lets the queue pair go: the peer has none.
+    pub fn away(self) -> VerbsAway {
+        let device = self.device().clone();
+        VerbsAway { end: self.end, device, window: self.window, outbox: self.outbox }
+    }
+
     /// The end replaces a link that breaks, if the other end does so too ([`VerbsLink::recovers`](super::VerbsLink::recovers)).
     pub fn recovering(mut self) -> Self {
         self.end.recovers = true;
@@ -220,11 +245,6 @@ impl VerbsOpening {
 
     fn device(&self) -> &Arc<Device> {
         &self.rc.pd.device
-    }
-
-    /// As in [`Config`], within what the wire has room for.
-    pub(super) fn ack_timeout(&self) -> u8 {
-        self.end.config.ack_timeout.min(31)
     }
 
     fn states(&self) -> States<'_> {
@@ -314,6 +334,22 @@ impl VerbsOpening {
             connecting,
             opening: self,
         })
+    }
+}
+
+impl VerbsAway {
+    /// On a device that can be opened, be its port up or down. `config` is that of a rail.
+    pub fn new(
+        device: &Arc<Device>,
+        config: &Config,
+        geometry: Geometry,
+        window: Arc<dyn Window>,
+        allocate: &mut Allocate<'_>,
+    ) -> Result<Self, VerbsError> {
+        let end = OwnEnd::new(device, config, geometry)?;
+        let outbox = end.outbox(allocate)?;
+        let (window, _) = Sending::new(&Pd::new(device)?, window, allocate)?;
+        Ok(VerbsAway { end, device: device.clone(), window, outbox })
     }
 }
 

@@ -7,7 +7,8 @@
 //! receive, comes when all pieces of its WRITE and of the WRITEs before it are placed. On a device that speaks iWARP a WRITE
 //! completes while it may still be placed, and a READ when all WRITEs before it are placed. A queue pair
 //! in the error state goes on reading and writing until it is drained ([`Sim::drain`]): the work
-//! requests whose completions have not come yet may be under way at such a device.
+//! requests whose completions have not come yet may be under way at such a device. What had reached a queue pair before its
+//! error state may be placed until the queue pair is destroyed: a WRITE that arrives consumes no request that would be flushed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{c_int, c_void};
@@ -49,6 +50,13 @@ struct Write {
     pieces: Vec<Range<usize>>,
 }
 
+/// A piece of a WRITE that has reached a queue pair which came to the error state then.
+struct Late {
+    to: u64,
+    rkey: u32,
+    bytes: Vec<u8>,
+}
+
 #[derive(Default)]
 struct Qp {
     peer: u32,
@@ -57,6 +65,7 @@ struct Qp {
     cq: usize,
     sends: VecDeque<Write>,
     receives: VecDeque<u64>,
+    late: Vec<Late>,
 }
 
 #[derive(Default)]
@@ -99,7 +108,80 @@ fn wc(wr_id: u64, status: ibv_wc_status) -> ibv_wc {
     ibv_wc { wr_id, status, ..Default::default() }
 }
 
+impl Write {
+    /// The bytes of a piece, whose source is registered, or was when the WRITE left.
+    fn bytes(&self, piece: usize) -> Vec<u8> {
+        let piece = self.pieces[piece].clone();
+        match &self.inline {
+            Some(bytes) => bytes[piece].into(),
+            None => {
+                let mut bytes = vec![0; piece.len()];
+                let from = (self.from as usize + piece.start) as *const u8;
+                // SAFETY: the source is registered, which its owner may do only with memory that is there; the code under test
+                // writes there as a program that breaks its own message may.
+                unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
+                bytes
+            }
+        }
+    }
+}
+
+/// Places bytes in registered memory.
+fn put(to: u64, bytes: &[u8]) {
+    if let Ok(word) = bytes.try_into().map(u64::from_ne_bytes)
+        && to.is_multiple_of(8)
+    {
+        // SAFETY: registered, which its owner may do only with memory that is there, and aligned. The code under test reads
+        // such words as atomics.
+        unsafe { AtomicU64::from_ptr(to as *mut u64) }.store(word, Ordering::Release);
+    } else {
+        // SAFETY: as above; the code under test holds no references there.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to as *mut u8, bytes.len()) };
+    }
+}
+
 impl Nic {
+    /// A queue pair comes to the error state. What the other end has posted is on its way to it.
+    fn fall(&mut self, number: u32) {
+        let qp = &self.qps[&number];
+        let mut late = Vec::new();
+        if !qp.error && self.answers(qp.peer) {
+            for w in &self.qps[&qp.peer].sends {
+                let rkey = w.rkey;
+                let pieces = (0..w.pieces.len())
+                    .filter(|i| {
+                        let (from, n) = (w.from + w.pieces[*i].start as u64, w.pieces[*i].len() as u64);
+                        w.inline.is_some() || self.registered(w.lkey, from, n, NO_ACCESS)
+                    })
+                    .map(|i| Late { to: w.to + w.pieces[i].start as u64, rkey, bytes: w.bytes(i) });
+                late.extend(pieces);
+            }
+        }
+        let qp = self.qps.get_mut(&number).expect("it is there");
+        qp.error = true;
+        qp.late.append(&mut late);
+    }
+
+    /// Places a piece of what had reached a queue pair before its error state, chosen by `which`. The queue pair's number,
+    /// if there is one.
+    fn place_late(&mut self, which: usize) -> Option<u32> {
+        let count: usize = self.qps.values().map(|qp| qp.late.len()).sum();
+        let mut which = which.checked_rem(count)?;
+        for number in self.qps.keys().copied().collect::<Vec<_>>() {
+            let qp = self.qps.get_mut(&number).expect("it is there");
+            if which < qp.late.len() {
+                let Late { to, rkey, bytes } = qp.late.swap_remove(which);
+                // A device drops what its owner lets nobody write any more.
+                if self.registered(rkey, to, bytes.len() as u64, ibv_access_flags::IBV_ACCESS_REMOTE_WRITE) {
+                    put(to, &bytes);
+                }
+                return Some(number);
+            }
+            which -= qp.late.len();
+        }
+        unreachable!("counted above")
+    }
+
     fn push(&mut self, cq: usize, wc: ibv_wc) {
         if let Some(cq) = self.cqs.get_mut(&cq) {
             cq.push_back(wc);
@@ -116,7 +198,7 @@ impl Nic {
 
     /// True if the WRITEs of this queue pair are carried out.
     fn answers(&self, number: u32) -> bool {
-        let qp = &self.qps[&number];
+        let Some(qp) = self.qps.get(&number) else { return false };
         let peer = self.qps.get(&qp.peer);
         !self.silent && qp.ready && peer.is_some_and(|p| p.peer == number && !p.error)
     }
@@ -133,31 +215,18 @@ impl Nic {
         let w = &self.qps[&number].sends[write];
         let (from, to) = (w.from + w.pieces[piece].start as u64, w.to + w.pieces[piece].start as u64);
         let n = w.pieces[piece].len();
-        if !self.registered(w.rkey, to, n as u64, ibv_access_flags::IBV_ACCESS_REMOTE_WRITE) {
+        let rkey = w.rkey;
+        if !self.registered(rkey, to, n as u64, ibv_access_flags::IBV_ACCESS_REMOTE_WRITE) {
             assert!(self.refuses, "WRITE {} to {to:#x}, not registered", w.id);
             self.fail(number, ibv_wc_status::IBV_WC_REM_ACCESS_ERR);
             return false;
         }
-        let source = match &w.inline {
-            Some(bytes) => bytes[w.pieces[piece].clone()].as_ptr(),
-            None => {
-                assert!(
-                    self.registered(w.lkey, from, n as u64, NO_ACCESS),
-                    "the device reads {n} bytes at {from:#x} for WRITE {}, which are not registered any more",
-                    w.id
-                );
-                from as *const u8
-            }
-        };
-        if n == WORD && to.is_multiple_of(8) {
-            // SAFETY: the source is registered, which its owner may do only with memory that is there, or the WRITE's own.
-            let word = unsafe { source.cast::<u64>().read_unaligned() };
-            // SAFETY: as above, and aligned. The code under test reads such words as atomics.
-            unsafe { AtomicU64::from_ptr(to as *mut u64) }.store(word, Ordering::Release);
-        } else {
-            // SAFETY: as above; the code under test holds no references there.
-            unsafe { std::ptr::copy_nonoverlapping(source, to as *mut u8, n) };
-        }
+        assert!(
+            w.inline.is_some() || self.registered(w.lkey, from, n as u64, NO_ACCESS),
+            "the device reads {n} bytes at {from:#x} for WRITE {}, which are not registered any more",
+            w.id
+        );
+        put(to, &w.bytes(piece));
         self.qps.get_mut(&number).expect("it is there").sends[write].pieces.swap_remove(piece);
         self.forget_placed(number);
         true
@@ -257,8 +326,8 @@ impl Nic {
 
     /// A queue pair fails: its oldest WRITE ends with this.
     fn fail(&mut self, number: u32, status: ibv_wc_status) {
+        self.fall(number);
         let qp = self.qps.get_mut(&number).expect("it is there");
-        qp.error = true;
         let oldest = qp.sends.iter().position(|w| !w.completed);
         let (cq, oldest) = (qp.cq, oldest.and_then(|oldest| qp.sends.remove(oldest)));
         if let Some(oldest) = oldest {
@@ -356,6 +425,11 @@ impl Sim {
     pub(crate) fn step(&self, number: u64) -> Option<(u32, bool)> {
         self.nic(|nic| {
             let busy = nic.qps.keys().filter(|q| nic.works(**q)).count();
+            if (busy == 0 || number.is_multiple_of(3))
+                && let Some(qp) = nic.place_late(number as usize >> 8)
+            {
+                return Some((qp, false));
+            }
             if busy == 0 {
                 return None;
             }
@@ -377,7 +451,7 @@ impl Sim {
     /// True if [`Sim::step`] would do something.
     #[cfg(feature = "sim")]
     pub(crate) fn is_busy(&self) -> bool {
-        self.nic(|nic| nic.qps.keys().any(|q| nic.works(*q)))
+        self.nic(|nic| nic.qps.iter().any(|(q, qp)| nic.works(*q) || !qp.late.is_empty()))
     }
 
     /// A peer lies: WRITEs to where nothing is registered are no fault of the code under test any more.
@@ -457,6 +531,9 @@ impl Sim {
                 let under_way = qp.sends.iter().enumerate().filter(|(_, w)| !w.pieces.is_empty());
                 writes.extend(under_way.map(|(i, w)| (*number, i, w.pieces.len())));
             }
+            if (writes.is_empty() || number.is_multiple_of(3)) && nic.place_late(number).is_some() {
+                return true;
+            }
             if writes.is_empty() {
                 return false;
             }
@@ -511,6 +588,12 @@ impl Sim {
     /// error state.
     pub(crate) fn working(&self) -> usize {
         self.nic(|nic| nic.qps.values().filter(|qp| !qp.error || !qp.sends.is_empty()).count())
+    }
+
+    /// Numbers of the queue pairs that were not destroyed.
+    #[cfg(test)]
+    pub(crate) fn numbers(&self) -> Vec<u32> {
+        self.nic(|nic| nic.qps.keys().copied().collect())
     }
 
     /// Queue pairs that were not destroyed.
@@ -593,7 +676,7 @@ pub(super) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_att
             ibv_qp_state::IBV_QPS_RTR => qp.peer = a.dest_qp_num,
             ibv_qp_state::IBV_QPS_RTS => qp.ready = true,
             ibv_qp_state::IBV_QPS_ERR => {
-                qp.error = true;
+                nic.fall(number);
                 nic.react();
             }
             _ => {}
