@@ -63,6 +63,8 @@ mod path;
 #[cfg(test)]
 mod peer_tests;
 #[cfg(test)]
+mod port_tests;
+#[cfg(test)]
 mod rails_tests;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod sending;

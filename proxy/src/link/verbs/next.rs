@@ -14,9 +14,9 @@ use serde::{Deserialize, Serialize};
 
 use super::VerbsError;
 use super::cm::{CmOffer, Connection, Listening};
-use super::config::chosen_gid;
+use super::config::sources;
 use super::device::Device;
-use super::gid::GidEntry;
+use super::gid::{GidEntry, OwnAddress};
 use super::inbox::{InboxLayout, OF_DEVICE, REGION_WORDS, clear};
 use super::objects::{Mr, Pd, REMOTE_WRITE, Rc, SEND_ONLY};
 use super::offer::{Offer, Places};
@@ -113,6 +113,8 @@ pub(super) struct Made {
     pub(super) connection: Option<Connection>,
     pub(super) registered: Registered,
     pub(super) regions: BTreeMap<u32, Mr>,
+    pub(super) sources: Vec<OwnAddress>,
+    /// The one that packets carry.
     pub(super) gid: GidEntry,
     pub(super) psn: u32,
 }
@@ -127,7 +129,8 @@ impl Made {
     fn is_good(&self) -> bool {
         let device = &self.rc.pd.device;
         device.as_now().is_ok_and(|now| Arc::ptr_eq(&now, device))
-            && device.has(&self.gid)
+            && device.query_port().is_ok_and(|port| port == self.rc.port)
+            && device.has_all(&self.sources)
     }
 
     pub(super) fn into_objects(self) -> Objects {
@@ -155,7 +158,8 @@ impl Made {
 pub(super) struct Begin {
     pub(super) kept: Arc<Kept>,
     pub(super) device: Arc<Device>,
-    pub(super) gid: GidEntry,
+    /// Those of the link that broke.
+    pub(super) sources: Vec<OwnAddress>,
     /// The objects of the link that broke, and of an attempt that was given up.
     pub(super) old: Vec<Objects>,
     /// A link that was made, and that the peer has not got ready for.
@@ -171,7 +175,7 @@ pub(super) struct Begin {
 impl Begin {
     /// Lets the old objects go, then makes the link.
     pub(super) fn make(self) -> Result<Made, VerbsError> {
-        let Begin { kept, device, gid, old, unused, cleared, inbox, regions, cancelled } = self;
+        let Begin { kept, device, sources: before, old, unused, cleared, inbox, regions, cancelled } = self;
         // First: nothing of an earlier link may touch the memory once the peer hears of this one.
         drop(old);
         clear(&inbox.0, &inbox.1);
@@ -180,8 +184,9 @@ impl Begin {
             return Ok(unused);
         }
         let device = device.as_now()?;
-        // A look at one entry: the whole table takes hundreds of files.
-        let gid = if device.has(&gid) { gid } else { chosen_gid(&device, &kept.end.config)? };
+        // A look at a few entries: the whole table takes hundreds of files.
+        let sources = if device.has_all(&before) { before } else { sources(&device, &kept.end.config)? };
+        let gid = sources[0].entry.clone();
         let psn = first_packet();
         let rc = kept.end.queue_pair(&device)?;
         let pd = &rc.pd;
@@ -200,7 +205,7 @@ impl Begin {
         }
         kept.end.states(&rc, &gid, psn).initialise(device.kind.access())?;
         let listening = kept.end.listen(&device, &gid)?;
-        Ok(Made { listening, rc, connection: None, registered, regions: keys, gid, psn })
+        Ok(Made { listening, rc, connection: None, registered, regions: keys, sources, gid, psn })
     }
 }
 

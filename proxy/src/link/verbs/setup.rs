@@ -12,9 +12,9 @@ use pushgate_driver_shim::window::Window;
 use pushgate_rdma_core_sys as sys;
 
 use super::cm::{CmOffer, Connecting, Connection, Listening};
-use super::config::{Config, WriteOrder, chosen_gid};
+use super::config::{Config, WriteOrder, sources};
 use super::device::Device;
-use super::gid::{GidEntry, GidType};
+use super::gid::{GidEntry, GidType, OwnAddress, Told};
 use super::inbox::InboxLayout;
 use super::kinds::{Kind, Protocol};
 use super::line::AHEAD;
@@ -41,6 +41,8 @@ pub(super) struct OwnEnd {
 /// This end over RDMA, before the other end is known: its queue pair is made, and its window registered.
 pub struct VerbsOpening {
     pub(super) end: OwnEnd,
+    pub(super) sources: Vec<OwnAddress>,
+    /// The one that packets carry.
     pub(super) gid: GidEntry,
     pub(super) psn: u32,
     /// Goes before the queue pair: nobody connects to it any more.
@@ -142,10 +144,12 @@ impl OwnEnd {
         Rc::new(&pd, cq, send, receives, &inline)
     }
 
-    /// What the peer is told of this end, with a queue pair and the address and first packet of it.
-    pub(super) fn offer(&self, rc: &Rc, gid: &GidEntry, psn: u32, cm: Option<CmOffer>) -> Offer {
+    /// What the peer is told of this end, with a queue pair and the addresses and first packet of it.
+    pub(super) fn offer(&self, rc: &Rc, sources: &[OwnAddress], psn: u32, cm: Option<CmOffer>) -> Offer {
+        let told = |source: &OwnAddress| Told { gid: source.entry.gid, subnet: source.subnet };
+        let gid = &sources[0].entry;
         let (g, config) = (&self.geometry, &self.config);
-        let port = &rc.pd.device.port_state;
+        let port = &rc.port;
         Offer {
             version: WIRE.oldest(),
             newest: WIRE.newest(),
@@ -159,6 +163,7 @@ impl OwnEnd {
             lid: port.lid,
             ethernet: port.ethernet,
             gid: gid.gid,
+            gids: if port.ethernet { sources.iter().map(told).collect() } else { Vec::new() },
             roce_v2: gid.kind == GidType::RoceV2,
             mtu: config.mtu.unwrap_or(port.mtu).min(port.mtu),
             imm: config.imm,
@@ -205,11 +210,12 @@ impl VerbsOpening {
         allocate: &mut Allocate<'_>,
     ) -> Result<Self, VerbsError> {
         let end = OwnEnd::new(device, config, geometry)?;
-        let (bytes, message) = (64u64 << geometry.window_log, device.port_state.message);
+        let (bytes, message) = (64u64 << geometry.window_log, device.longest_message());
         if bytes > message as u64 {
             return Err(VerbsError::Window { bytes, device: device.name().into(), message });
         }
-        let gid = chosen_gid(device, config)?;
+        let sources = sources(device, config)?;
+        let gid = sources[0].entry.clone();
         let rc = end.queue_pair(device)?;
         let pd = rc.pd.clone();
         let outbox = end.outbox(allocate)?;
@@ -218,6 +224,7 @@ impl VerbsOpening {
         let listening = end.listen(device, &gid)?;
         let opening = VerbsOpening {
             end,
+            sources,
             gid,
             psn: first_packet(),
             listening,
@@ -259,7 +266,7 @@ impl VerbsOpening {
     /// What the peer is told.
     pub fn offer(&self) -> Offer {
         let cm = self.listening.as_ref().map(|listening| listening.told);
-        self.end.offer(&self.rc, &self.gid, self.psn, cm)
+        self.end.offer(&self.rc, &self.sources, self.psn, cm)
     }
 
     /// Takes the peer's offer: checks it, makes the memory that the peer may write,
@@ -303,8 +310,10 @@ impl VerbsOpening {
                 remedy: String::new(),
             })?;
         }
-        let remote = PeerQp { number: offer.qp, psn: offer.psn, gid: offer.gid, lid: offer.lid };
         let ours = self.offer();
+        let (own, gid) = ours.way(offer);
+        self.gid = self.sources[own].entry.clone();
+        let remote = PeerQp { number: offer.qp, psn: offer.psn, gid, lid: offer.lid };
         let mtu = sys::ibv_mtu(mtu);
         let connecting = match (self.listening.take(), offer.cm) {
             (Some(listening), Some(theirs)) => {

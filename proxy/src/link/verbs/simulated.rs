@@ -60,6 +60,12 @@ struct Late {
 #[derive(Default)]
 struct Qp {
     peer: u32,
+    /// Where its packets go, and how long they are, as an `ibv_mtu`.
+    lid: u16,
+    gid: Option<[u8; 16]>,
+    /// The address that its packets carry.
+    from: Option<[u8; 16]>,
+    mtu: u32,
     error: bool,
     ready: bool,
     cq: usize,
@@ -89,6 +95,12 @@ pub(super) struct Nic {
     refuses: bool,
     /// The port is down, as a look at it tells.
     down: bool,
+    /// The LID, the MTU as an `ibv_mtu`, and the address that the port has been given since it was opened.
+    lid: Option<u16>,
+    mtu: Option<u32>,
+    gid: Option<[u8; 16]>,
+    /// The addresses of each context's port, by their places. No router is between subnets of 24 bits of IPv4.
+    tables: BTreeMap<usize, Vec<(u32, [u8; 16])>>,
     /// Addresses at which the CPU finds nothing, as those of a GPU's memory: the device reads there, and its provider may not.
     of_devices: Vec<Range<u64>>,
 }
@@ -200,7 +212,14 @@ impl Nic {
     fn answers(&self, number: u32) -> bool {
         let Some(qp) = self.qps.get(&number) else { return false };
         let peer = self.qps.get(&qp.peer);
-        !self.silent && qp.ready && peer.is_some_and(|p| p.peer == number && !p.error)
+        let leads = self.lid.is_none_or(|lid| lid == qp.lid)
+            && self.mtu.is_none_or(|mtu| qp.mtu <= mtu)
+            && self.gid.is_none_or(|gid| qp.gid.is_none_or(|to| to == gid))
+            && qp.from.is_none_or(|from| {
+                // A queue pair takes packets of the one address that it goes to.
+                qp.gid.is_some_and(|to| from[..15] == to[..15]) && peer.is_some_and(|p| p.gid == Some(from))
+            });
+        !self.silent && leads && qp.ready && peer.is_some_and(|p| p.peer == number && !p.error)
     }
 
     /// True if there is something to place or to complete for this queue pair.
@@ -391,20 +410,17 @@ impl Sim {
         let early = kind.protocol == Protocol::Iwarp;
         let state: &'static Mutex<Nic> = Box::leak(Box::new(Mutex::new(Nic { early, ..Nic::default() })));
         let mock = Mock::with_functions((&raw const *state).cast_mut().cast(), kind, |verbs, context| {
-            context.ops.poll_cq = Some(poll_cq);
-            context.ops.post_send = Some(post_send);
-            context.ops.post_recv = Some(post_recv);
-            verbs.ibv_reg_mr = Ok(reg_mr);
-            verbs.ibv_dereg_mr = Ok(dereg_mr);
-            verbs.ibv_create_cq = Ok(create_cq);
-            verbs.ibv_destroy_cq = Ok(destroy_cq);
-            verbs.ibv_create_qp = Ok(create_qp);
-            verbs.ibv_destroy_qp = Ok(destroy_qp);
-            verbs.ibv_modify_qp = Ok(modify_qp);
-            verbs.ibv_query_qp = Ok(query_qp);
-            verbs.ibv_query_port = Ok(query_port);
+            functions(verbs, context);
             change(verbs, context);
         });
+        Sim { device: mock.device.clone(), _mock: mock }
+    }
+
+    /// Another device on the same network.
+    #[cfg(test)]
+    pub(super) fn another(&self) -> Self {
+        let state = mock::own(self.device.raw());
+        let mock = Mock::with_functions(state, self.device.kind(), functions);
         Sim { device: mock.device.clone(), _mock: mock }
     }
 
@@ -495,6 +511,34 @@ impl Sim {
     #[cfg(test)]
     pub(crate) fn port(&self, up: bool) {
         self.nic(|nic| nic.down = !up);
+    }
+
+    /// A subnet manager gives the port another LID: nothing reaches the one before.
+    #[cfg(test)]
+    pub(crate) fn lid(&self, lid: u16) {
+        self.nic(|nic| nic.lid = Some(lid));
+    }
+
+    /// The network takes no packet that is longer than this `ibv_mtu`, as the port says.
+    #[cfg(test)]
+    pub(crate) fn mtu(&self, mtu: u32) {
+        self.nic(|nic| nic.mtu = Some(mtu));
+    }
+
+    /// The address at index 0 of the port gives way to another one, at this index: nothing reaches the one before.
+    #[cfg(test)]
+    pub(crate) fn address(&self, index: u32, address: std::net::Ipv6Addr) {
+        self._mock.has_addresses(&[(index, address)]);
+        self.nic(|nic| nic.gid = Some(address.octets()));
+    }
+
+    /// The port has these addresses, and packets get from them to those of the same subnet alone.
+    #[cfg(test)]
+    pub(crate) fn addresses(&self, all: &[(u32, std::net::Ipv6Addr)]) {
+        self._mock.has_addresses(all);
+        let context = self.device.raw().addr();
+        let table = all.iter().map(|(index, address)| (*index, address.octets())).collect();
+        self.nic(|nic| nic.tables.insert(context, table));
     }
 
     /// The device answers again.
@@ -607,6 +651,22 @@ impl Sim {
     }
 }
 
+/// The functions of a simulated device.
+fn functions(verbs: &mut Verbs, context: &mut ibv_context) {
+    context.ops.poll_cq = Some(poll_cq);
+    context.ops.post_send = Some(post_send);
+    context.ops.post_recv = Some(post_recv);
+    verbs.ibv_reg_mr = Ok(reg_mr);
+    verbs.ibv_dereg_mr = Ok(dereg_mr);
+    verbs.ibv_create_cq = Ok(create_cq);
+    verbs.ibv_destroy_cq = Ok(destroy_cq);
+    verbs.ibv_create_qp = Ok(create_qp);
+    verbs.ibv_destroy_qp = Ok(destroy_qp);
+    verbs.ibv_modify_qp = Ok(modify_qp);
+    verbs.ibv_query_qp = Ok(query_qp);
+    verbs.ibv_query_port = Ok(query_port);
+}
+
 unsafe extern "C" fn reg_mr(
     pd: *mut ibv_pd,
     address: *mut c_void,
@@ -671,9 +731,17 @@ pub(super) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_att
     // SAFETY: the queue pair is there, the attributes are the caller's.
     let (context, number, a) = unsafe { ((*qp).context, (*qp).qp_num, *attr) };
     with(context, |nic| {
+        let table = nic.tables.get(&context.addr());
         let qp = nic.qps.get_mut(&number).expect("it is there");
         match a.qp_state {
-            ibv_qp_state::IBV_QPS_RTR => qp.peer = a.dest_qp_num,
+            ibv_qp_state::IBV_QPS_RTR => {
+                (qp.peer, qp.lid, qp.mtu) = (a.dest_qp_num, a.ah_attr.dlid, a.path_mtu.0);
+                // SAFETY: any bytes are an address.
+                let to = unsafe { a.ah_attr.grh.dgid.raw };
+                qp.gid = (a.ah_attr.is_global != 0).then_some(to);
+                let place = u32::from(a.ah_attr.grh.sgid_index);
+                qp.from = table.and_then(|all| all.iter().find(|one| one.0 == place).map(|one| one.1));
+            }
             ibv_qp_state::IBV_QPS_RTS => qp.ready = true,
             ibv_qp_state::IBV_QPS_ERR => {
                 nic.fall(number);
@@ -700,12 +768,23 @@ unsafe extern "C" fn query_qp(
     0
 }
 
-unsafe extern "C" fn query_port(context: *mut ibv_context, _: u8, attr: *mut _compat_ibv_port_attr) -> c_int {
-    let down = with(context, |nic| nic.down);
-    let state = if down { ibv_port_state::IBV_PORT_DOWN } else { ibv_port_state::IBV_PORT_ACTIVE };
+unsafe extern "C" fn query_port(
+    context: *mut ibv_context,
+    port: u8,
+    attr: *mut _compat_ibv_port_attr,
+) -> c_int {
+    // SAFETY: the caller's promises are the same.
+    let result = unsafe { mock::query_port(context, port, attr) };
     // SAFETY: the caller's attributes begin as those of this type do.
-    unsafe { (*attr.cast::<ibv_port_attr>()).state = state };
-    0
+    let a = unsafe { &mut *attr.cast::<ibv_port_attr>() };
+    with(context, |nic| {
+        if nic.down {
+            a.state = ibv_port_state::IBV_PORT_DOWN;
+        }
+        a.lid = nic.lid.unwrap_or(a.lid);
+        a.active_mtu = nic.mtu.map_or(a.active_mtu, ibv_mtu);
+    });
+    result
 }
 
 pub(super) unsafe extern "C" fn post_send(

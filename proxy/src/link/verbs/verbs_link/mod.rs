@@ -24,7 +24,7 @@ use self::renew::{Agrees, Next};
 use super::chain::{Chain, Echo, Remote, Sge};
 use super::cm::Connection;
 use super::device::Device;
-use super::gid::GidEntry;
+use super::gid::{GidEntry, OwnAddress};
 use super::health::Health;
 use super::inbox::{ECHO_BYTES, ECHO_FROM, ECHO_INTO, Inbox, InboxLayout, REGION_WORDS};
 use super::line::Line;
@@ -91,6 +91,8 @@ pub struct VerbsLink {
     inbox: Inbox,
     peer_layout: InboxLayout,
     peer_places: Places,
+    /// The addresses that packets may carry as their source, and the one that they do.
+    sources: Vec<OwnAddress>,
     gid: GidEntry,
     ends: [u64; 2],
     rank: u32,
@@ -206,7 +208,7 @@ impl VerbsPrepared {
     pub fn join(mut self, places: Places) -> Result<VerbsLink, VerbsError> {
         let connection = self.ready_to_send(&places)?;
         let VerbsPrepared { opening, mirror, inbox, mirror_mr, inbox_mr, .. } = self;
-        let VerbsOpening { end, gid, psn, rc, window, window_mr, outbox_mr, outbox, .. } = opening;
+        let VerbsOpening { end, sources, gid, psn, rc, window, window_mr, outbox_mr, outbox, .. } = opening;
         let terms = Terms {
             peer: self.peer,
             peer_geometry: self.peer_geometry,
@@ -223,7 +225,7 @@ impl VerbsPrepared {
         let mut link = VerbsLink::new(end, device, window, [outbox, mirror, inbox], terms);
         let regions = BTreeMap::new();
         link.adopt(
-            Made { listening: None, rc, connection, registered, regions, gid, psn },
+            Made { listening: None, rc, connection, registered, regions, sources, gid, psn },
             places,
             agrees,
             0,
@@ -287,6 +289,7 @@ impl VerbsLink {
             inbox: inbox(&kept, &peer_geometry, peer_link_log.unwrap_or(peer_geometry.link_log), imm),
             peer_layout: InboxLayout::new(out_log, geometry.rx_log),
             peer_places: Places::default(),
+            sources: Vec::new(),
             gid: GidEntry::none(),
             ends,
             rank: geometry.rank,

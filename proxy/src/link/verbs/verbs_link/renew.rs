@@ -132,7 +132,7 @@ impl VerbsLink {
         let begin = Begin {
             kept: self.kept.clone(),
             device: self.device.clone(),
-            gid: self.gid.clone(),
+            sources: self.sources.clone(),
             old,
             unused,
             cleared: cleared.clone(),
@@ -147,7 +147,7 @@ impl VerbsLink {
 
     /// The frame that tells the peer of the next link.
     fn told(&self, made: &Made) -> Frame {
-        let offer = self.kept.end.offer(&made.rc, &made.gid, made.psn, made.told());
+        let offer = self.kept.end.offer(&made.rc, &made.sources, made.psn, made.told());
         let told =
             |region: &super::OwnRegion| Some(region.what.entry(made.regions.get(&region.what.key)?.rkey));
         let regions = match self.kept.regions_written {
@@ -165,7 +165,7 @@ impl VerbsLink {
         }
         let theirs: NextOffer = serde_json::from_slice(&frame.bytes)
             .map_err(|e| format!("its offer of the next RDMA link: {}", Foreign::word(e)))?;
-        let ours = self.kept.end.offer(&made.rc, &made.gid, made.psn, made.told());
+        let ours = self.kept.end.offer(&made.rc, &made.sources, made.psn, made.told());
         let agreed = theirs.offer.check(&ours, self.peer)?;
         let offer = &theirs.offer;
         let link_log = self.peer_link_log.unwrap_or(offer.link_log);
@@ -183,7 +183,7 @@ impl VerbsLink {
     /// The next link takes the place of the present one. The first message over it is the one behind the first `accepted` of
     /// the session.
     pub(super) fn adopt(&mut self, made: Made, places: Places, agrees: Agrees, accepted: u64) {
-        let Made { rc, connection, registered, regions, gid, .. } = made;
+        let Made { rc, connection, registered, regions, sources, gid, .. } = made;
         self.connection = connection;
         if let Some(receives) = &mut self.peer_receives {
             let mask = self.taken.len() as u64 - 1;
@@ -199,6 +199,7 @@ impl VerbsLink {
         };
         (self.window.key, self.outbox_key) = (registered.window.lkey, registered.outbox.lkey);
         (self.rc, self.registered, self.gid, self.peer_places) = (Some(rc), Some(registered), gid, places);
+        self.sources = sources;
         (self.in_order, self.peer_events) = (agrees.in_order, agrees.peer_events);
         for (key, mr) in regions {
             if let Some(region) = self.regions.get_mut(&key) {
@@ -310,7 +311,7 @@ impl Renew for VerbsLink {
     }
 
     fn prepare(&mut self, offer: Frame) -> Result<(), RenewError> {
-        let Next::Offered(made) = std::mem::take(&mut self.next) else {
+        let Next::Offered(mut made) = std::mem::take(&mut self.next) else {
             unreachable!("an end prepares what it offered")
         };
         let (theirs, agreed) = match self.check_next(&made, offer) {
@@ -320,12 +321,14 @@ impl Renew for VerbsLink {
                 return Err(RenewError::Peer(why));
             }
         };
-        let ours = self.kept.end.offer(&made.rc, &made.gid, made.psn, made.told());
+        let ours = self.kept.end.offer(&made.rc, &made.sources, made.psn, made.told());
         let NextOffer { offer, regions } = theirs;
         if self.peer_link_log.is_none() {
             self.peer_link_log = Some(offer.link_log);
             self.inbox = inbox(&self.kept, &self.peer_geometry, offer.link_log, self.imm);
         }
+        let (own, gid) = ours.way(&offer);
+        made.gid = made.sources[own].entry.clone();
         let cm = offer.cm.map(|theirs| (theirs, ours.connects(&offer)));
         // Before the peer can be live, and write entries there itself.
         regions.into_iter().for_each(|entry| self.inbox.tell_region(entry));
@@ -336,7 +339,7 @@ impl Renew for VerbsLink {
         let ready = Ready {
             kept: self.kept.clone(),
             made,
-            remote: PeerQp { number: offer.qp, psn: offer.psn, gid: offer.gid, lid: offer.lid },
+            remote: PeerQp { number: offer.qp, psn: offer.psn, gid, lid: offer.lid },
             mtu: agreed.mtu,
             cm,
             receives: if self.imm { open + NOTIFIES } else { 0 },
