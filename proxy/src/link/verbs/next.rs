@@ -89,7 +89,7 @@ pub(super) struct Registered {
 
 /// The objects of a link. Dropping them destroys the queue pair, then takes the registrations back.
 pub(super) struct Objects {
-    pub(super) _rc: Option<Rc>,
+    pub(super) rc: Option<Rc>,
     pub(super) _connection: Option<Connection>,
     pub(super) _registered: Option<Registered>,
     pub(super) regions: BTreeMap<u32, Mr>,
@@ -135,7 +135,7 @@ impl Made {
 
     pub(super) fn into_objects(self) -> Objects {
         Objects {
-            _rc: Some(self.rc),
+            rc: Some(self.rc),
             _connection: self.connection,
             _registered: Some(self.registered),
             regions: self.regions,
@@ -164,7 +164,7 @@ pub(super) struct Begin {
     pub(super) old: Vec<Objects>,
     /// A link that was made, and that the peer has not got ready for.
     pub(super) unused: Option<Made>,
-    /// Set once the old objects are gone.
+    /// Set once the old queue pairs are destroyed.
     pub(super) cleared: Arc<AtomicBool>,
     pub(super) inbox: (Words, InboxLayout),
     pub(super) regions: Vec<Region>,
@@ -175,11 +175,14 @@ pub(super) struct Begin {
 impl Begin {
     /// Lets the old objects go, then makes the link.
     pub(super) fn make(self) -> Result<Made, VerbsError> {
-        let Begin { kept, device, sources: before, old, unused, cleared, inbox, regions, cancelled } = self;
-        // First: nothing of an earlier link may touch the memory once the peer hears of this one.
-        drop(old);
+        let Begin { kept, device, sources: before, mut old, unused, cleared, inbox, regions, cancelled } =
+            self;
+        // First: nothing of an earlier link may touch the memory once the peer hears of this one. What is registered for a queue
+        // pair's domain no other one reaches, and taking that back lasts longer the more it is.
+        old.iter_mut().for_each(|objects| objects.rc = None);
         clear(&inbox.0, &inbox.1);
         cleared.store(true, Ordering::Release);
+        drop(old);
         if let Some(unused) = unused.filter(Made::is_good) {
             return Ok(unused);
         }

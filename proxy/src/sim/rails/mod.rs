@@ -85,11 +85,14 @@ struct Memory {
     regions: BTreeMap<u32, (usize, u64, bool)>,
 }
 
+/// A control message: when it comes, the rail that it is about, and what the other end tells with it.
+type Said = (u64, usize, Control, Vec<u8>);
+
 struct State {
     wires: Vec<Wire>,
     memory: [Option<Memory>; 2],
-    /// Control messages to each end: when they come, the rail that they are about, and what the other end tells.
-    control: [VecDeque<(u64, usize, Control, Vec<u8>)>; 2],
+    /// Control messages to each end.
+    control: [VecDeque<Said>; 2],
     /// Statuses that each end was told beside its links.
     status: [u64; 2],
     random: Random,

@@ -109,7 +109,7 @@ impl VerbsLink {
     fn take_objects(&mut self) -> Objects {
         let regions = &mut self.regions;
         let mut taken = Objects {
-            _rc: self.rc.take(),
+            rc: self.rc.take(),
             _connection: self.connection.take(),
             _registered: self.registered.take(),
             regions: Default::default(),
