@@ -41,11 +41,11 @@ const AHEAD: u32 = 1024;
 /// What rails have beside their links: a way for control messages that outlives each of the links. Belongs to one engine
 /// thread; no call blocks.
 pub trait Beside: Send {
-    /// Sends a control message about a rail to the peer, with what this end tells of its next link: with RESUME an offer, or
-    /// nothing; with READY places. What can't be sent is lost.
+    /// Sends a control message about a rail to the peer. `body` is about this end's next link: an offer, or nothing, with RESUME;
+    /// places with READY. What can't be sent is lost.
     fn send(&mut self, rail: usize, control: Control, body: &[u8]);
 
-    /// Takes the next control message of the peer, if there is one, with the rail that it is about and what the peer tells.
+    /// Takes the next control message of the peer, if there is one: the rail that it is about, the message, its body.
     fn receive(&mut self) -> Option<(usize, Control, Vec<u8>)>;
 
     /// Tells the peer how this end ended, if no link can.
