@@ -5,7 +5,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pushgate_gpu_kernels::Executor;
-use pushgate_proxy::connect::Reopen;
 use pushgate_proxy::link::verbs::choice::{self, Choice, Description, Distance, Wish};
 use pushgate_proxy::link::verbs::gid::Family;
 use pushgate_proxy::link::verbs::{Config, Device, VerbsError};
@@ -65,16 +64,6 @@ fn rails(settings: &Settings) -> Result<Vec<&str>> {
         true => Ok(names),
         false => Err(settings.refused("ib-dev", format!("up to {MOST_RAILS} names but in the NCCL plugin"))),
     }
-}
-
-/// Opens the device of the rail of that number again, from 0, by its name.
-pub(crate) fn reopen(devices: &[Arc<Device>]) -> Reopen {
-    let port = devices.first().map_or(1, |device| device.port());
-    let names: Vec<String> = devices.iter().map(|device| device.name().into()).collect();
-    Box::new(move |rail| match names.get(rail) {
-        Some(name) => Device::open(name, port),
-        None => Err(VerbsError::NoDevice { name: Some(format!("of rail {rail}")), found: names.clone() }),
-    })
 }
 
 /// What the settings wish of the device that `ib-dev = auto` takes.

@@ -6,18 +6,18 @@
 //!
 //! A rail that breaks is left at both ends, fenced, and joined again over the next epoch:
 //!
-//! 1. The end that notices stops posting over the rail, sends BREAK, and stops the link. When nothing of the link can land in
-//!    this end's memory any more, the end takes in the stripes that have arrived and sends RESUME with their count.
+//! 1. The end that notices stops posting over the rail, sends BREAK, stops the link and takes in the stripes that have arrived.
+//!    When the link is let go and nothing of it can land in this end's memory any more, the end sends RESUME with their count.
 //! 2. With its own link stopped and the peer's RESUME there, an end knows which stripes the peer never got. They go over the
 //!    other rails, before younger ones.
-//! 3. The end prepares the next link of the rail and says READY. With the peer's READY it posts over the rail again. While the
-//!    device does not work the ends try again and again, once a second in the end.
+//! 3. The end prepares the next link of the rail and says READY, as a session over one link does ([`Renew`](crate::link::Renew)). With the
+//!    peer's READY it posts over the rail again. While the device does not work the ends try again and again, once a second in
+//!    the end.
 //!
 //! Over the other rails messages go on all the while. The session's link is down if for [`Options::recover`] no rail carries, or
 //! what a rail owes is not known.
 
 mod again;
-mod away;
 mod link;
 
 use std::collections::BTreeMap;
@@ -31,53 +31,22 @@ use pushgate_driver_shim::abi;
 use pushgate_driver_shim::limited;
 use pushgate_driver_shim::record::{Opcode, Record, RecordWords};
 
-use self::away::Away;
 use crate::link::{LinkDown, PeerCounts, Rail, StripeArrival};
-use crate::region::RegionMemory;
 use crate::session::Status;
 pub use pushgate_core::rails::MOST_RAILS;
 
 /// How many epochs of a rail a control message may be ahead of this end.
 const AHEAD: u32 = 1024;
 
-/// Something that is made beside the engine.
-#[derive(Debug)]
-pub enum Made<T> {
-    /// It is not there yet: ask again.
-    Pending,
-    /// It is there.
-    Done(T),
-    /// It can't be made now.
-    Failed,
-}
-
-/// A region of this end for a link that is made: key, memory, bytes.
-pub type KnownRegion = (u32, RegionMemory, u64);
-
-/// What rails need from beside their links: a way for control messages that outlives each of the links, and the next link
-/// of a rail. Belongs to one engine thread; no call blocks.
+/// What rails have beside their links: a way for control messages that outlives each of the links. Belongs to one engine
+/// thread; no call blocks.
 pub trait Beside: Send {
-    /// Sends a control message about a rail to the peer. What can't be sent is lost.
-    fn send(&mut self, rail: usize, control: Control);
+    /// Sends a control message about a rail to the peer. `body` is about this end's next link: an offer, or nothing, with RESUME;
+    /// places with READY. What can't be sent is lost.
+    fn send(&mut self, rail: usize, control: Control, body: &[u8]);
 
-    /// Takes the next control message of the peer, if there is one, and the rail that it is about.
-    fn receive(&mut self) -> Option<(usize, Control)>;
-
-    /// Gets this end of a rail's link of `epoch` ready to receive. Asked until the answer is there.
-    fn prepare(&mut self, rail: usize, epoch: u32) -> Made<()>;
-
-    /// The peer is ready, too: makes the link that was prepared, which knows these regions of this end.
-    fn join(&mut self, rail: usize, regions: Vec<KnownRegion>);
-
-    /// The link that [`Beside::join`] makes. Asked until the answer is there.
-    fn joined(&mut self, rail: usize) -> Made<Box<dyn Rail>>;
-
-    /// Lets go of a link of the rail that was prepared or is being joined, if there is one. True once nothing of it can touch
-    /// this end's memory.
-    fn fence(&mut self, rail: usize) -> bool;
-
-    /// Takes a link that has stopped, and frees what it has.
-    fn retire(&mut self, link: Box<dyn Rail>);
+    /// Takes the next control message of the peer, if there is one: the rail that it is about, the message, its body.
+    fn receive(&mut self) -> Option<(usize, Control, Vec<u8>)>;
 
     /// Tells the peer how this end ended, if no link can.
     fn set_status(&mut self, word: u64);
@@ -105,15 +74,24 @@ pub struct Options {
 
 /// One rail.
 struct One {
-    /// The link of the present epoch, or one that has stopped and is replaced when the rail is joined again.
     link: Box<dyn Rail>,
     recovery: Recovery,
     /// The link takes stripes in.
     receives: bool,
-    /// The link is being stopped.
-    fencing: bool,
+    /// The link is being stopped and let go, since this time.
+    fencing: Option<u64>,
     /// How far the rail's next link is.
     next: Next,
+    /// The offer of this end's next link, once it is made.
+    offer: Vec<u8>,
+    /// The epoch in which the peer was sent that offer.
+    offered: Option<u32>,
+    /// The peer's last offer, and its epoch.
+    theirs: (u32, Vec<u8>),
+    /// This end's places of the next link, once this end is ready.
+    places: Vec<u8>,
+    /// The peer's last places, and their epoch.
+    their_places: (u32, Vec<u8>),
     /// The peer's READY of this epoch has come before this end was ready.
     ready: Option<u32>,
     /// When the rail left, if it is away.
@@ -136,8 +114,6 @@ enum Next {
     /// Of this epoch, and the peer is to be told when it is ready.
     Preparing(u32),
     Prepared(u32),
-    /// With these regions of this end.
-    Joining(Vec<u32>),
 }
 
 /// A message on its way: the record as the producer wrote it, and as the peer gets it.
@@ -149,8 +125,6 @@ struct Held {
 
 /// Memory of this end that messages go out of.
 struct Own {
-    memory: RegionMemory,
-    bytes: u64,
     /// Messages taken up to the last one out of it.
     used: u64,
 }
@@ -169,6 +143,8 @@ pub struct Rails {
     options: Options,
     /// Messages of this end that the peer has.
     received: u64,
+    /// The peer's counts over links that were let go.
+    heard: PeerCounts,
     /// This end's counts and status as told last, for a link that joins.
     counts: PeerCounts,
     status: u64,
@@ -188,33 +164,39 @@ pub struct Rails {
 }
 
 impl Rails {
-    /// A session over these links, each of epoch 0 and joined with its other end. A rail without a link here has none at the
-    /// other end either, and is joined as one that broke. `now`: the time as [`Link::check`](crate::link::Link::check) has it.
+    /// A session over these links, each of epoch 0 and joined with its other end, if it carries; else the rail carries at
+    /// neither end, and is joined as one that broke. `now`: the time as [`Link::check`](crate::link::Link::check) has it.
     ///
     /// # Panics
     ///
-    /// If there are more rails than [`pushgate_core::rails::MOST_RAILS`], or no link.
+    /// If there are more rails than [`pushgate_core::rails::MOST_RAILS`], or none carries.
     pub fn new(
-        links: Vec<Option<Box<dyn Rail>>>,
+        links: Vec<(Box<dyn Rail>, bool)>,
         beside: Box<dyn Beside>,
         options: Options,
         now: u64,
     ) -> Self {
         let mut sending = Sending::new(options.rules, links.len());
-        let there = |(rail, link): (usize, &Option<Box<dyn Rail>>)| Some((rail, link.as_ref()?.budget()));
-        links.iter().enumerate().filter_map(there).for_each(|(rail, budget)| sending.join(rail, budget));
-        let first = links.iter().position(Option::is_some).expect("a session starts over a link");
+        for (rail, (link, _)) in links.iter().enumerate().filter(|(_, (_, carries))| *carries) {
+            sending.join(rail, link.budget());
+        }
+        let first = links.iter().position(|(_, carries)| *carries).expect("a session starts over a link");
         let window = 1 << options.rules.window_log;
         // A rail comes back whenever its device works again.
         let options = Options { patience: Patience { whole: u64::MAX, ..options.patience }, ..options };
         let gives_up = Status::new(abi::PUSHGATE_LINK_DOWN);
-        let rails = links.into_iter().map(|link| One {
-            receives: link.is_some(),
-            unborn: link.is_none(),
-            link: link.unwrap_or_else(|| Box::new(Away)),
+        let rails = links.into_iter().map(|(link, carries)| One {
+            link,
+            receives: carries,
+            unborn: !carries,
             recovery: Recovery::new(options.patience, gives_up),
-            fencing: false,
+            fencing: None,
             next: Next::Nothing,
+            offer: Vec::new(),
+            offered: None,
+            theirs: Default::default(),
+            places: Vec::new(),
+            their_places: Default::default(),
             ready: None,
             away_since: None,
             undecided: false,
@@ -233,6 +215,7 @@ impl Rails {
             regions: BTreeMap::new(),
             options,
             received: 0,
+            heard: PeerCounts::default(),
             counts: PeerCounts::default(),
             status: 0,
             left: false,

@@ -95,7 +95,7 @@ impl End for OwnEnd<'_> {
 
     fn prepare(&mut self, offer: Frame) -> Result<Vec<u8>> {
         let Step::Opened(opening) = self.take_step() else { unreachable!("an end prepares what it offered") };
-        let prepared = opening.prepare(self.peer, offer, 0, &mut *allocator(self.context));
+        let prepared = opening.prepare(self.peer, offer, 0, &mut allocator(self.context));
         let (prepared, (), _) = prepared.map_err(|e| self.refused(e))?;
         let places = prepared.places();
         self.step = Step::Prepared(prepared);

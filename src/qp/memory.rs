@@ -4,12 +4,12 @@
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
+use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::placed::{self, Placed};
 use pushgate_driver_shim::segment::{Geometry, Segment, write_header};
 use pushgate_driver_shim::window::{Piece, Window};
-use pushgate_proxy::connect::AllocateLater;
 use pushgate_proxy::endpoint::QpOptions;
 use pushgate_proxy::engine::QpId;
 use pushgate_proxy::memory::Mapped;
@@ -158,12 +158,14 @@ pub(super) fn segment(context: &Context, geometry: &Geometry, kind: Segment) -> 
     Ok(Arc::new(memory))
 }
 
-/// An allocator of memory for the transport; the device reads the mirror. It keeps no engine alive, so an engine may keep it.
-pub(super) fn allocator(context: &Context) -> AllocateLater {
-    let (settings, executor) = (context.settings().clone(), context.inner.executor.clone());
-    Box::new(move |name, bytes| {
-        placement::memory(&settings, &executor, &format!("pushgate-{name}"), bytes, name == "mirror")
-    })
+/// An allocator of memory for the transport; the device reads the mirror.
+pub(super) fn allocator(
+    context: &Context,
+) -> impl FnMut(&str, usize) -> std::result::Result<SharedMemory, ShimError> {
+    let (settings, executor) = (context.settings(), &context.inner.executor);
+    move |name, bytes| {
+        placement::memory(settings, executor, &format!("pushgate-{name}"), bytes, name == "mirror")
+    }
 }
 
 #[cfg(test)]

@@ -20,7 +20,6 @@ use super::memory::{DrivenEnd, InboundPayload, Own, allocator};
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::mesh::{Call, HandedOver, TellEnd};
-use crate::rdma;
 use crate::settings::CqEvents;
 
 fn config(context: &Context, family: Option<Family>) -> Result<Config> {
@@ -72,7 +71,7 @@ pub(super) fn open(context: &Context, own: &Own, family: Option<Family>) -> Resu
         let allowed = format!("auto or poll with {name}: {kind}, which has no immediate data to wake by");
         return Err(context.settings().refused("cq-events", allowed));
     }
-    let allocate = &mut *allocator(context);
+    let allocate = &mut allocator(context);
     if let [device] = &devices[..] {
         let opening = VerbsOpening::new(device, &config, own.geometry, own.window.clone(), allocate)?;
         let opening = if recovery(context).is_some() { opening.recovering() } else { opening };
@@ -124,7 +123,7 @@ pub(super) fn drive_rails(
     let recover = context.settings().recovery().unwrap_or_default();
     let peers = (met.mirror.clone(), met.peer_geometry);
     let jitter = own.options(context, peer).key_seed as u64;
-    let link = met.join(frames, rdma::reopen(&context.rdma()?), allocator(context), recover, jitter);
+    let link = met.join(frames, recover, jitter);
     drive_link(context, own, peer, Box::new(link), peers, false, tell, None)
 }
 

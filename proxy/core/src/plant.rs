@@ -32,6 +32,8 @@ pub enum Plant {
     P6Overlap,
     /// P6: an end says what it has taken in over a rail before the rail's link has stopped.
     P6Fence,
+    /// P6: an end says what it has taken in over a rail before the rail's link is let go.
+    P6Cleared,
     /// P6: an end takes in what comes over a link that broke after it has said how much it has accepted.
     P6Late,
     /// P6: an end posts over a link that broke before the next link is live.
@@ -50,7 +52,7 @@ pub enum Plant {
 
 impl Plant {
     /// All of them with their names on the command line.
-    pub const ALL: [(&'static str, Plant); 20] = [
+    pub const ALL: [(&'static str, Plant); 21] = [
         ("p1", Plant::P1Credit),
         ("p2", Plant::P2Lap),
         ("p3", Plant::P3Signal),
@@ -64,6 +66,7 @@ impl Plant {
         ("p6-hole", Plant::P6Hole),
         ("p6-overlap", Plant::P6Overlap),
         ("p6-fence", Plant::P6Fence),
+        ("p6-cleared", Plant::P6Cleared),
         ("p6-late", Plant::P6Late),
         ("p6-early", Plant::P6Early),
         ("p6-session", Plant::P6Session),

@@ -28,7 +28,7 @@ pub use pushgate_core::connect::{
     Connect, Event, Incarnation, Malformed, end, ended, of_rail, rail, receiver, sender,
 };
 pub use pushgate_core::recovery::Patience;
-pub use rails::{AllocateLater, RailFrames, RailsMet, RailsOpening, RailsPrepared, Reopen};
+pub use rails::{RailFrames, RailsMet, RailsOpening, RailsPrepared};
 pub use tcp::TcpMet;
 pub use verbs::VerbsMet;
 

@@ -112,6 +112,17 @@ pub struct PeerCounts {
     pub granted: u64,
 }
 
+impl PeerCounts {
+    /// Of two that the peer published over several links the greatest: the words are cumulative.
+    pub(crate) fn greatest(self, other: PeerCounts) -> PeerCounts {
+        PeerCounts {
+            released: self.released.max(other.released),
+            received: self.received.max(other.received),
+            granted: self.granted.max(other.granted),
+        }
+    }
+}
+
 /// A producer's record as the peer gets it: its wr_id gives way to the sequence
 /// number, which the receiver checks (P4), and what concerns only the producer's
 /// side is left out. The laps are the transport's business.
@@ -255,9 +266,10 @@ pub trait Link: Receives + OwnRegions + PeerMemory + Waking + Send {
     }
 }
 
-/// A link that carries stripes of messages beside other links of the same session ([`crate::rails::Rails`]). Such a link
-/// posts and takes stripes by these calls, not by [`Link::post_send`] and [`Link::poll_recv`]; all else it does as any link.
-pub trait Rail: Link {
+/// A link that carries stripes of messages beside other links of the same session ([`crate::rails::Rails`]), and is made anew
+/// when it breaks. Such a link posts and takes stripes by these calls, not by [`Link::post_send`] and [`Link::poll_recv`]; all else it does as any
+/// link.
+pub trait Rail: Link + Renew {
     /// Posts one stripe. The permit comes from the rail's own gate: it makes sure that the stripe arrives unless the link
     /// breaks. `record` is the message's record as the producer wrote it, `words` are the record as the peer gets it.
     fn post_stripe(

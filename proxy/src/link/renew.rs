@@ -17,6 +17,12 @@ pub trait Renew {
     /// called again. The present link has stopped: nothing is posted over it or taken in any more.
     fn offer(&mut self) -> Result<Option<Frame>, RenewError>;
 
+    /// Whether nothing of an earlier link can touch memory of this end any more while [`Renew::offer`] has no answer: the peer may
+    /// be told to resume before there is an offer.
+    fn is_cleared(&self) -> bool {
+        true
+    }
+
     /// Takes the peer's offer, and begins to get ready to receive.
     fn prepare(&mut self, offer: Frame) -> Result<(), RenewError>;
 
@@ -25,7 +31,7 @@ pub trait Renew {
     fn prepared(&mut self) -> Result<Option<Vec<u8>>, RenewError>;
 
     /// Goes over to the next link, with the peer's places. The next message posted is the one behind the first `accepted`
-    /// messages of the session.
+    /// messages of the session; a [`Rail`](super::Rail), which counts stripes from 0 over each link, is told 0.
     fn go(&mut self, places: &[u8], accepted: u64) -> Result<(), RenewError>;
 }
 

@@ -4,8 +4,9 @@ use pushgate_core::recovery::{Control, Order};
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::limited;
 
-use super::{AHEAD, KnownRegion, Made, Next, Rails};
-use crate::link::{LinkDown, Rail};
+use super::{AHEAD, Next, Rails};
+use crate::frame::Frame;
+use crate::link::{LinkDown, RenewError};
 use crate::session::Status;
 
 /// A gap between two looks at the time that is longer than this, nanoseconds, is that of a process that was stopped. It does
@@ -45,55 +46,65 @@ impl Rails {
             match order {
                 Order::Send(Control::Ready { epoch }) => {
                     // Said when this end is ready; again, if the peer asks.
-                    if matches!(self.rails[rail].next, Next::Prepared(e) if e == epoch) {
-                        self.beside.send(rail, Control::Ready { epoch });
+                    let one = &self.rails[rail];
+                    if matches!(one.next, Next::Prepared(e) if e == epoch) {
+                        self.beside.send(rail, Control::Ready { epoch }, &one.places);
                     }
                 }
-                Order::Send(control) => self.beside.send(rail, control),
+                Order::Send(control @ Control::Resume { epoch, .. }) => {
+                    let one = &mut self.rails[rail];
+                    if !one.offer.is_empty() {
+                        one.offered = Some(epoch);
+                    }
+                    self.beside.send(rail, control, &one.offer);
+                }
+                Order::Send(control) => self.beside.send(rail, control, &[]),
                 Order::Fence => {
                     self.sending.leave(rail);
                     let one = &mut self.rails[rail];
-                    (one.fencing, one.next, one.ready) = (true, Next::Nothing, None);
+                    (one.fencing, one.next, one.ready) = (Some(self.now), Next::Nothing, None);
+                    (one.offered, one.offer) = (None, Vec::new());
                     one.undecided |= one.away_since.is_none();
                     one.away_since.get_or_insert(self.now);
                     self.fence(rail);
                 }
                 Order::Prepare(epoch) => {
                     self.owed(rail);
-                    self.rails[rail].next = Next::Preparing(epoch);
-                    self.go_on(rail);
+                    self.prepare(rail, epoch);
                 }
-                Order::Go { accepted, .. } => {
-                    let regions: Vec<KnownRegion> =
-                        self.regions.iter().map(|(key, own)| (*key, own.memory.clone(), own.bytes)).collect();
-                    let one = &mut self.rails[rail];
-                    one.before = [accepted, self.arriving.taken(rail)];
-                    one.told = one.before[1];
-                    one.next = Next::Joining(regions.iter().map(|region| region.0).collect());
-                    self.beside.join(rail, regions);
-                    self.go_on(rail);
-                }
+                Order::Go { epoch, accepted } => self.join(rail, epoch, accepted),
                 Order::End(_) => self.give_up(rail),
             }
         }
     }
 
-    /// Stops a rail's link. Once nothing of the link can touch memory of this end any more, takes in what has arrived.
+    /// Stops a rail's link, takes in what has arrived, and lets the link go. Once nothing of it can touch memory of this end any
+    /// more, the peer may be told.
     fn fence(&mut self, rail: usize) {
         let one = &mut self.rails[rail];
-        if !one.fencing {
+        let Some(since) = one.fencing else { return };
+        if !one.link.fence(self.now) && !planted!(P6Fence) {
             return;
         }
-        // Both are asked: each goes on towards its end.
-        let stopped = one.link.stopped(self.now) & self.beside.fence(rail);
-        if !stopped && !planted!(P6Fence) {
-            return;
-        }
-        if self.rails[rail].receives {
+        if std::mem::take(&mut one.receives) {
             self.take_in(rail);
+            self.heard = self.heard.greatest(self.rails[rail].link.peer_counts());
         }
-        let (one, taken) = (&mut self.rails[rail], self.arriving.taken(rail));
-        (one.fencing, one.receives) = (false, false);
+        let one = &mut self.rails[rail];
+        if one.over {
+            one.fencing = None;
+            return;
+        }
+        match one.link.offer() {
+            Ok(Some(offer)) => one.offer = offer.bytes,
+            Ok(None) if !one.link.is_cleared() && !planted!(P6Cleared) => return,
+            // Nobody waits for a count of this end: then the offer is worth a while.
+            Ok(None) if !one.undecided && self.now - since < self.options.patience.attempt => return,
+            Ok(None) => {}
+            Err(e) => tracing::debug!(rail, "the rail's next link: {e}"),
+        }
+        one.fencing = None;
+        let taken = self.arriving.taken(rail);
         one.recovery.fenced(taken, self.now, &mut self.orders);
         self.perform(rail);
     }
@@ -115,46 +126,65 @@ impl Rails {
         }
     }
 
-    /// Goes on with the next link of a rail.
+    /// Both ends have fenced a rail: gets this end of its next link ready, if both have offered one.
+    fn prepare(&mut self, rail: usize, epoch: u32) {
+        let one = &mut self.rails[rail];
+        let (of, bytes) = std::mem::take(&mut one.theirs);
+        if of != epoch || bytes.is_empty() || one.offered != Some(epoch) {
+            return self.fails(rail, None);
+        }
+        match one.link.prepare(Frame { bytes, along: Default::default() }) {
+            Ok(()) => {
+                one.next = Next::Preparing(epoch);
+                self.go_on(rail);
+            }
+            Err(e) => self.fails(rail, Some(e)),
+        }
+    }
+
+    /// Looks whether this end of a rail's next link is ready to receive.
     fn go_on(&mut self, rail: usize) {
-        match self.rails[rail].next {
-            Next::Nothing | Next::Prepared(_) => {}
-            Next::Preparing(epoch) => match self.beside.prepare(rail, epoch) {
-                Made::Pending => {}
-                Made::Failed => self.fails(rail),
-                Made::Done(()) => {
-                    let one = &mut self.rails[rail];
-                    one.next = Next::Prepared(epoch);
-                    self.beside.send(rail, Control::Ready { epoch });
-                    if one.ready.take() == Some(epoch) {
-                        self.hear(rail, Control::Ready { epoch });
-                    }
+        let one = &mut self.rails[rail];
+        let Next::Preparing(epoch) = one.next else { return };
+        match one.link.prepared() {
+            Ok(None) => {}
+            Ok(Some(places)) => {
+                (one.next, one.places) = (Next::Prepared(epoch), places);
+                self.beside.send(rail, Control::Ready { epoch }, &one.places);
+                if one.ready.take() == Some(epoch) {
+                    self.hear(rail, Control::Ready { epoch });
                 }
-            },
-            Next::Joining(_) => match self.beside.joined(rail) {
-                Made::Pending => {}
-                Made::Failed => self.fails(rail),
-                Made::Done(link) => self.install(rail, link),
-            },
+            }
+            Err(e) => self.fails(rail, Some(e)),
         }
     }
 
     /// The next link of a rail could not be made: another attempt follows.
-    fn fails(&mut self, rail: usize) {
+    fn fails(&mut self, rail: usize, why: Option<RenewError>) {
+        if let Some(e) = why {
+            tracing::debug!(rail, "the rail's next link: {e}");
+        }
         let one = &mut self.rails[rail];
         one.next = Next::Nothing;
         one.recovery.link_down(self.now, Status::new(abi::PUSHGATE_LINK_DOWN), &mut self.orders);
         self.perform(rail);
     }
 
-    /// A rail's next link is there.
-    fn install(&mut self, rail: usize, link: Box<dyn Rail>) {
+    /// The peer is ready, too: the rail's next link carries. The peer has taken in `accepted` stripes over those before it.
+    fn join(&mut self, rail: usize, epoch: u32, accepted: u64) {
         let one = &mut self.rails[rail];
-        let Next::Joining(knows) = std::mem::replace(&mut one.next, Next::Nothing) else { return };
-        self.beside.retire(std::mem::replace(&mut one.link, link));
-        for (key, own) in self.regions.iter().filter(|(key, _)| !knows.contains(key)) {
-            one.link.add_region(*key, &own.memory, own.bytes);
+        let (of, places) = std::mem::take(&mut one.their_places);
+        let joined = match one.next {
+            // Over each of its links a rail counts from 0.
+            Next::Prepared(e) if e == epoch && of == epoch => one.link.go(&places, 0).map_err(Some),
+            _ => Err(None),
+        };
+        if let Err(e) = joined {
+            return self.fails(rail, e);
         }
+        one.next = Next::Nothing;
+        one.before = [accepted, self.arriving.taken(rail)];
+        one.told = one.before[1];
         (one.receives, one.away_since) = (true, None);
         // The peer takes in what is written over the link from now on.
         one.link.acknowledge(self.counts);
@@ -171,7 +201,7 @@ impl Rails {
     #[cold]
     fn give_up(&mut self, rail: usize) {
         let one = &mut self.rails[rail];
-        (one.over, one.fencing, one.next) = (true, true, Next::Nothing);
+        (one.over, one.fencing, one.next) = (true, Some(self.now), Next::Nothing);
         one.away_since.get_or_insert(self.now);
         self.sending.leave(rail);
         let [own, _] = self.options.ranks;
@@ -198,7 +228,7 @@ impl Rails {
 
     /// Control messages, fences that are under way, and links that are made.
     pub(super) fn move_on(&mut self) {
-        while let Some((rail, control)) = self.beside.receive() {
+        while let Some((rail, control, body)) = self.beside.receive() {
             let Some(one) = self.rails.get_mut(rail) else { continue };
             let epoch = match control {
                 Control::Break { epoch } | Control::Resume { epoch, .. } | Control::Ready { epoch } => epoch,
@@ -206,6 +236,11 @@ impl Rails {
             };
             if epoch > one.recovery.epoch().saturating_add(AHEAD) {
                 continue;
+            }
+            match control {
+                Control::Resume { epoch, .. } => one.theirs = (epoch, body),
+                Control::Ready { epoch } => one.their_places = (epoch, body),
+                Control::Break { .. } | Control::End(_) => {}
             }
             match control {
                 Control::Ready { epoch } if matches!(one.next, Next::Preparing(e) if e == epoch) => {
@@ -245,10 +280,5 @@ impl Rails {
         if longest > self.options.recover {
             self.is_lost();
         }
-    }
-
-    /// Whether a link that is being joined may have this region of this end.
-    pub(super) fn is_joining_with(&self, key: u32) -> bool {
-        self.rails.iter().any(|one| matches!(&one.next, Next::Joining(knows) if knows.contains(&key)))
     }
 }

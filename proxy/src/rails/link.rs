@@ -98,14 +98,7 @@ impl Link for Rails {
 
     fn peer_counts(&self) -> PeerCounts {
         // Cumulative words: whichever rail told last, the greatest holds.
-        let mut counts = PeerCounts::default();
-        for one in &self.rails {
-            let heard = one.link.peer_counts();
-            counts.released = counts.released.max(heard.released);
-            counts.received = counts.received.max(heard.received);
-            counts.granted = counts.granted.max(heard.granted);
-        }
-        counts
+        self.rails.iter().fold(self.heard, |counts, one| counts.greatest(one.link.peer_counts()))
     }
 
     fn peer_status(&self) -> u64 {
@@ -154,8 +147,7 @@ impl Link for Rails {
     fn stopped(&mut self, now: u64) -> bool {
         self.now = now;
         // All are asked: each goes on with its own end.
-        let rails = self.rails.iter_mut().enumerate();
-        rails.fold(true, |all, (rail, one)| one.link.stopped(now) & self.beside.fence(rail) & all)
+        self.rails.iter_mut().fold(true, |all, one| one.link.stopped(now) & all)
     }
 
     #[cfg(feature = "sim")]
@@ -257,15 +249,14 @@ impl OwnRegions for Rails {
     }
 
     fn add_region(&mut self, key: u32, memory: &RegionMemory, bytes: u64) {
-        self.regions.insert(key, Own { memory: memory.clone(), bytes, used: 0 });
-        let receiving = self.rails.iter_mut().filter(|one| one.receives);
-        receiving.for_each(|one| one.link.add_region(key, memory, bytes));
+        self.regions.insert(key, Own { used: 0 });
+        self.rails.iter_mut().for_each(|one| one.link.add_region(key, memory, bytes));
     }
 
     fn region_in_use(&mut self, key: u32, received: u64) -> bool {
         let sends = self.regions.get(&key).is_some_and(|own| own.used > received);
         // A rail that is being fenced may touch any region.
-        let fenced = self.rails.iter().all(|one| !one.fencing) && !self.is_joining_with(key);
+        let fenced = self.rails.iter().all(|one| one.fencing.is_none());
         sends || !fenced || self.rails.iter_mut().any(|one| one.link.region_in_use(key, received))
     }
 

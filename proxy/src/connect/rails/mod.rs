@@ -1,7 +1,6 @@
 //! An end of a queue pair over several RDMA devices: a link for each, in the order in which the two ends name them.
 
 mod frames;
-mod maker;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,12 +12,10 @@ use pushgate_driver_shim::window::Window;
 
 use self::frames::Frames;
 pub use self::frames::RailFrames;
-pub use self::maker::{AllocateLater, Reopen};
-use self::maker::{Maker, Parts};
 use super::Patience;
 use crate::link::Rail;
 use crate::link::verbs::{
-    Allocate, Config, Device, Offer, Places, VerbsError, VerbsLink, VerbsOpening, VerbsPrepared,
+    Allocate, Config, Device, Offer, Places, VerbsAway, VerbsError, VerbsLink, VerbsOpening, VerbsPrepared,
 };
 use crate::rails::{Options, Rails};
 
@@ -26,39 +23,46 @@ use crate::rails::{Options, Rails};
 /// other end, about as much as 16 KiB take on the wire of a fast NIC (1.3 us at 100 Gbit/s).
 const SHORTEST: u32 = 16 << 10;
 
-/// This end over several devices, before the other end is known.
-pub struct RailsOpening {
-    /// `None` for a device whose port is down.
-    openings: Vec<Option<VerbsOpening>>,
-    /// Why the first of those is missing.
-    away: Option<VerbsError>,
-    same: Same,
+/// One of several devices at this end.
+enum One<There, Away> {
+    /// It carries.
+    There(There),
+    /// It can't carry anything yet, or the other end's can't: the rail is joined later, as one that broke.
+    Away(Away),
 }
 
-/// What all links of this end have in common.
-struct Same {
-    config: Config,
+impl<There, Away> One<There, Away> {
+    fn there(&self) -> Option<&There> {
+        match self {
+            One::There(there) => Some(there),
+            One::Away(_) => None,
+        }
+    }
+}
+
+/// This end over several devices, before the other end is known.
+pub struct RailsOpening {
+    openings: Vec<One<VerbsOpening, VerbsAway>>,
+    /// Why the first device that is away is so.
+    away: Option<VerbsError>,
     geometry: Geometry,
-    window: Arc<dyn Window>,
 }
 
 /// This end over several devices, ready to receive.
 pub struct RailsPrepared {
-    /// `None` where one of the two ends has no device that carries.
-    all: Vec<Option<VerbsPrepared>>,
-    same: Same,
+    all: Vec<One<VerbsPrepared, VerbsLink>>,
+    geometry: Geometry,
 }
 
 /// This end over several devices, once both ends are ready.
 pub struct RailsMet {
-    /// `None` for a rail that joins later.
-    links: Vec<Option<VerbsLink>>,
+    links: Vec<One<VerbsLink, VerbsLink>>,
     /// The copy of the peer's window, where its payload arrives.
     pub mirror: Arc<SharedMemory>,
     /// The peer's rings, checked.
     pub peer_geometry: Geometry,
     peer_posts: bool,
-    same: Same,
+    geometry: Geometry,
     /// A message of this end is not cut into stripes shorter than this, bytes: a multiple of 64. 16 KiB unless set.
     pub shortest: u32,
 }
@@ -75,26 +79,26 @@ impl RailsOpening {
         window: &Arc<dyn Window>,
         allocate: &mut Allocate<'_>,
     ) -> Result<Self, VerbsError> {
-        let config = Config { rail: true, ..config.clone() };
+        let config = &Config { rail: true, ..config.clone() };
         let (mut openings, mut away) = (Vec::with_capacity(devices.len()), None);
         for device in devices {
+            let window = window.clone();
             openings.push(match device.as_now() {
                 Ok(device) => {
-                    Some(VerbsOpening::new(&device, &config, geometry, window.clone(), &mut *allocate)?)
+                    One::There(VerbsOpening::new(&device, config, geometry, window, &mut *allocate)?)
                 }
                 Err(why @ VerbsError::PortDown { .. }) => {
                     tracing::debug!("a rail is missing at the start: {why}");
                     away.get_or_insert(why);
-                    None
+                    One::Away(VerbsAway::new(device, config, geometry, window, &mut *allocate)?)
                 }
                 Err(e) => return Err(e),
             });
         }
-        if openings.iter().all(Option::is_none) {
+        if openings.iter().all(|one| one.there().is_none()) {
             return Err(away.expect("there is a device"));
         }
-        let window = window.clone();
-        Ok(RailsOpening { openings, away, same: Same { config, geometry, window } })
+        Ok(RailsOpening { openings, away, geometry })
     }
 
     /// Why a rail is missing, if one is.
@@ -103,7 +107,7 @@ impl RailsOpening {
     }
 
     pub(super) fn offer(&self) -> Vec<Option<Offer>> {
-        self.openings.iter().map(|one| one.as_ref().map(VerbsOpening::offer)).collect()
+        self.openings.iter().map(|one| one.there().map(VerbsOpening::offer)).collect()
     }
 
     /// As many rails as the end that names fewer devices.
@@ -117,82 +121,68 @@ impl RailsOpening {
             let why = format!("it offers {} RDMA devices, expected 1 to {MOST_RAILS}", offers.len());
             return Err(VerbsError::Peer { rank: peer, why });
         }
-        let mut all: Vec<Option<VerbsPrepared>> = Vec::with_capacity(self.openings.len());
+        let mut first: Option<(Arc<SharedMemory>, Geometry, bool)> = None;
+        let mut all = Vec::with_capacity(self.openings.len());
         for both in self.openings.into_iter().zip(offers) {
-            let (Some(opening), Some(offer)) = both else {
-                all.push(None);
-                continue;
-            };
-            let first = all.iter().flatten().next().map(|first| (first.mirror(), first.peer_geometry()));
-            let prepared = opening.prepare_beside(first, peer, offer, allocate)?;
-            all.push(Some(prepared));
+            all.push(match both {
+                (One::There(opening), Some(offer)) => {
+                    let beside = first.as_ref().map(|(mirror, geometry, _)| (mirror, *geometry));
+                    let prepared = opening.prepare_beside(beside, peer, offer, allocate)?;
+                    first.get_or_insert_with(|| {
+                        (prepared.mirror().clone(), prepared.peer_geometry(), prepared.peer_receives())
+                    });
+                    One::There(prepared)
+                }
+                (One::There(opening), None) => One::Away(opening.away()),
+                (One::Away(away), _) => One::Away(away),
+            });
         }
-        if all.iter().all(Option::is_none) {
+        let Some((mirror, geometry, posts)) = first else {
             let why = "no port of its RDMA devices is up whose partner, by the order in ib-dev, is up here";
             return Err(VerbsError::Peer { rank: peer, why: why.into() });
-        }
-        Ok(RailsPrepared { all, same: self.same })
+        };
+        let all = all.into_iter().map(|one| {
+            Ok(match one {
+                One::There(prepared) => One::There(prepared),
+                One::Away(away) => One::Away(away.join(mirror.clone(), geometry, posts, &mut *allocate)?),
+            })
+        });
+        Ok(RailsPrepared { all: all.collect::<Result<_, VerbsError>>()?, geometry: self.geometry })
     }
 }
 
 impl RailsPrepared {
     pub(super) fn places(&self) -> Vec<Places> {
-        self.all.iter().flatten().map(VerbsPrepared::places).collect()
+        self.all.iter().filter_map(One::there).map(VerbsPrepared::places).collect()
     }
 
     pub(super) fn meet(self, places: Vec<Places>) -> Result<RailsMet, VerbsError> {
-        let (first, same) = (self.all.iter().flatten().next().expect("one carries"), self.same);
+        let first = self.all.iter().find_map(One::there).expect("one carries");
         let (mirror, peer_geometry, peer_posts) =
             (first.mirror().clone(), first.peer_geometry(), first.peer_receives());
-        let carry = self.all.iter().flatten().count();
+        let carry = self.all.iter().filter_map(One::there).count();
         if places.len() != carry {
             let why = format!("it has places of {} links, expected {carry}", places.len());
             return Err(VerbsError::Peer { rank: peer_geometry.rank, why });
         }
         let mut places = places.into_iter();
-        let mut join = |one: VerbsPrepared| one.join(places.next().expect("as many as links"));
-        let links =
-            self.all.into_iter().map(|one| one.map(&mut join).transpose()).collect::<Result<_, _>>()?;
-        Ok(RailsMet { links, mirror, peer_geometry, peer_posts, same, shortest: SHORTEST })
+        let links = self.all.into_iter().map(|one| {
+            Ok(match one {
+                One::There(one) => One::There(one.join(places.next().expect("as many as links"))?),
+                One::Away(link) => One::Away(link),
+            })
+        });
+        let links = links.collect::<Result<_, VerbsError>>()?;
+        let (geometry, shortest) = (self.geometry, SHORTEST);
+        Ok(RailsMet { links, mirror, peer_geometry, peer_posts, geometry, shortest })
     }
 }
 
 impl RailsMet {
-    /// Makes one link of them all. A rail that breaks comes back over a link on a device that `reopen` opens; `allocate` makes
-    /// memory for it. For `recover` the ends may be without a rail; `jitter` tells many queue pairs' attempts apart.
-    pub fn join(
-        self,
-        channel: RailFrames,
-        reopen: Reopen,
-        allocate: AllocateLater,
-        recover: Duration,
-        jitter: u64,
-    ) -> Rails {
-        self.join_with(channel, (reopen, allocate), recover, jitter, Maker::new)
-    }
-
-    /// As [`RailsMet::join`], without a thread: what that thread does is done when the link is asked for it.
-    #[cfg(feature = "sim")]
-    pub(crate) fn join_here(
-        self,
-        channel: RailFrames,
-        reopen: Reopen,
-        allocate: AllocateLater,
-        recover: Duration,
-        jitter: u64,
-    ) -> Rails {
-        self.join_with(channel, (reopen, allocate), recover, jitter, Maker::here)
-    }
-
-    fn join_with(
-        self,
-        channel: RailFrames,
-        (reopen, allocate): (Reopen, AllocateLater),
-        recover: Duration,
-        jitter: u64,
-        maker: impl FnOnce(Parts) -> Maker,
-    ) -> Rails {
-        let (peer_geometry, Same { config, geometry, window }) = (self.peer_geometry, self.same);
+    /// Makes one link of them all. A rail that breaks comes back over another link of its device. For `recover` the ends may be
+    /// without a rail; `jitter` tells many queue pairs' attempts apart.
+    pub fn join(self, channel: RailFrames, recover: Duration, jitter: u64) -> Rails {
+        let (geometry, peer_geometry) = (self.geometry, self.peer_geometry);
         let options = Options {
             rules: Rules { window_log: geometry.link_log, shortest: self.shortest },
             peer_window_log: peer_geometry.link_log,
@@ -201,11 +191,10 @@ impl RailsMet {
             peer_posts: self.peer_posts,
             ranks: [geometry.rank, peer_geometry.rank],
         };
-        let mirror = self.mirror;
-        let parts = Parts { reopen, allocate, config, geometry, window, mirror, peer_geometry };
-        let beside = Frames::new(channel, self.links.len(), maker(parts));
-        let links =
-            self.links.into_iter().map(|link| link.map(|link| Box::new(link) as Box<dyn Rail>)).collect();
-        Rails::new(links, Box::new(beside), options, 0)
+        let links = self.links.into_iter().map(|one| match one {
+            One::There(link) => (Box::new(link) as Box<dyn Rail>, true),
+            One::Away(link) => (Box::new(link) as Box<dyn Rail>, false),
+        });
+        Rails::new(links.collect(), Box::new(Frames::new(channel)), options, 0)
     }
 }

@@ -3,7 +3,7 @@
 use super::VerbsError;
 use super::cm::RdmaCm;
 use super::device::Device;
-use super::gid::{Family, GidEntry, choose};
+use super::gid::{Family, GidEntry, MOST_TOLD, OwnAddress, ranked};
 
 /// Whether a record may follow its payload at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,18 +86,36 @@ impl Default for Config {
     }
 }
 
-/// The address of the port that packets carry as their source.
-pub(super) fn chosen_gid(device: &Device, config: &Config) -> Result<GidEntry, VerbsError> {
+/// The addresses of the port that packets may carry as their source, the preferred one first: several only where the peer's
+/// subnet may decide between them.
+pub(super) fn sources(device: &Device, config: &Config) -> Result<Vec<OwnAddress>, VerbsError> {
     let gids = device.gids();
-    let gid = match config.gid_index {
-        Some(index) => gids.iter().find(|e| e.index == index),
-        None => choose(&gids, config.family),
+    let mut all = match config.gid_index {
+        Some(index) => gids.iter().filter(|e| e.index == index).collect(),
+        None => ranked(&gids, config.family),
     };
-    gid.cloned().ok_or_else(|| VerbsError::NoGid {
-        device: device.name().into(),
-        port: device.port(),
-        ethernet: device.is_ethernet(),
-        index: config.gid_index,
-        found: gids.iter().map(|e| (e.index, e.gid)).collect(),
-    })
+    let Some(first) = all.first().copied() else {
+        return Err(VerbsError::NoGid {
+            device: device.name().into(),
+            port: device.port(),
+            ethernet: device.is_ethernet(),
+            index: config.gid_index,
+            found: gids.iter().map(|e| (e.index, e.gid)).collect(),
+        });
+    };
+    // On InfiniBand a router knows the way, and rdma_cm binds one address before the peer is known.
+    let one = !device.is_ethernet() || config.cm.decide(device.kind.rdma_cm);
+    all.retain(|e| e.kind == first.kind && e.netdev.is_some() == first.netdev.is_some());
+    all.truncate(if one { 1 } else { MOST_TOLD });
+    let subnets = if all.len() > 1 { device.subnets(&all) } else { vec![0] };
+    Ok(all
+        .into_iter()
+        .zip(subnets)
+        .map(|(entry, subnet)| OwnAddress { entry: entry.clone(), subnet })
+        .collect())
+}
+
+/// The address that packets carry as their source where the peer is not asked.
+pub(super) fn chosen_gid(device: &Device, config: &Config) -> Result<GidEntry, VerbsError> {
+    Ok(sources(device, config)?.remove(0).entry)
 }

@@ -15,8 +15,9 @@ use pushgate_rdma_core_sys as sys;
 
 use super::VerbsError;
 use super::choice::{self, Choice, Description, Distance, Wish};
-use super::gid::{self, Family, Gid, GidEntry};
+use super::gid::{self, Family, Gid, GidEntry, OwnAddress};
 use super::kinds::{Kind, Protocol, failure};
+use crate::addresses::Interface;
 use crate::netlink::addresses_of;
 
 /// An open device with one of its ports. Shared by the queue pairs of a process.
@@ -29,7 +30,11 @@ pub struct Device {
     port: u8,
     /// The port's folder below /sys.
     sysfs: PathBuf,
-    pub(super) port_state: PortState,
+    /// The port could carry something when the device was opened.
+    was_active: bool,
+    ethernet: bool,
+    /// Longest message, bytes.
+    message: u32,
     pub(super) limits: DeviceLimits,
     pub(super) kind: &'static Kind,
     /// Asynchronous events taken so far. A link that sees the count move looks what is wrong.
@@ -37,6 +42,7 @@ pub struct Device {
     /// One of them said that the device is lost.
     fatal: AtomicBool,
     pub(super) beside: Beside,
+    subnets: Subnets,
     /// Queue pairs get contexts of their own, see [`Kind`].
     own_contexts: bool,
 }
@@ -47,6 +53,19 @@ pub(super) type Task = Box<dyn FnOnce() + Send>;
 /// Has a task done beside the engine's thread.
 pub(super) type Beside = fn(Task) -> std::io::Result<()>;
 
+/// For each address its leading bits that all addresses of its subnet have; 0 where that is not known.
+type Subnets = fn(&[&GidEntry]) -> Vec<u8>;
+
+fn subnets(entries: &[&GidEntry]) -> Vec<u8> {
+    let interfaces = Interface::all().unwrap_or_default();
+    let bits = |entry: &&GidEntry| {
+        let interface = interfaces.iter().find(|i| entry.netdev.as_ref() == Some(&i.name))?;
+        let held = interface.addresses.iter().find(|held| held.ip == entry.ip())?;
+        (held.prefix > 0).then(|| held.prefix.saturating_add(if held.ip.is_ipv4() { 96 } else { 0 }))
+    };
+    entries.iter().map(|entry| bits(entry).unwrap_or(0)).collect()
+}
+
 fn on_a_thread(task: Task) -> std::io::Result<()> {
     std::thread::Builder::new().name("pushgate-renew".into()).spawn(task).map(drop)
 }
@@ -56,7 +75,7 @@ unsafe impl Send for Device {}
 // SAFETY: as above; what is mutable of ours is atomic.
 unsafe impl Sync for Device {}
 
-/// What a port said of itself.
+/// What a port said of itself at one time: a subnet manager and an interface's MTU change it under an open device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortState {
     /// It can send and receive.
@@ -243,7 +262,7 @@ impl Device {
 
     /// What a port says of itself, be it up or down.
     pub fn port_state(name: &str, port: u8) -> Result<PortState, VerbsError> {
-        Ok(Self::find(&List::get()?, name, port)?.port_state)
+        Self::find(&List::get()?, name, port)?.query_port()
     }
 
     fn find(list: &List, name: &str, port: u8) -> Result<Self, VerbsError> {
@@ -275,21 +294,15 @@ impl Device {
             sysfs: format!("/sys/class/infiniband/{name}/ports/{port}").into(),
             name,
             port,
-            port_state: PortState {
-                active: false,
-                mtu: 256,
-                max_mtu: 256,
-                lid: 0,
-                ethernet: true,
-                global: false,
-                message: 0,
-                in_order: false,
-            },
+            was_active: false,
+            ethernet: true,
+            message: 0,
             limits: DeviceLimits { queue: 0, cq: 0, reads: 1 },
             kind: Kind::of(Protocol::Ib, 0),
             events: AtomicU64::new(0),
             fatal: AtomicBool::new(false),
             beside: on_a_thread,
+            subnets,
             own_contexts: false,
         };
         // SAFETY: plain data.
@@ -310,7 +323,7 @@ impl Device {
         let transport = unsafe { (*device).transport_type };
         d.kind = Kind::of(Protocol::of_transport(transport), attributes.vendor_id);
         d.own_contexts = d.kind.own_contexts;
-        d.port_state = d.query_port()?;
+        d.opens(d.query_port()?);
         non_blocking(d.async_fd())?;
         Ok(d)
     }
@@ -330,16 +343,9 @@ impl Device {
             name: "mock0".into(),
             port: 1,
             sysfs,
-            port_state: PortState {
-                active: true,
-                mtu: 4096,
-                max_mtu: 4096,
-                lid: 0,
-                ethernet: true,
-                global: false,
-                message: 1 << 30,
-                in_order: false,
-            },
+            was_active: true,
+            ethernet: true,
+            message: 1 << 30,
             limits: DeviceLimits { queue: 1024, cq: 1024, reads: 1 },
             kind,
             events: AtomicU64::new(0),
@@ -349,14 +355,21 @@ impl Device {
                 task();
                 Ok(())
             },
+            // Those of 24 bits of IPv4.
+            subnets: |entries| vec![120; entries.len()],
             own_contexts: false,
         }
     }
 
-    /// Makes a test's device one whose port is of InfiniBand, with this LID.
+    /// Takes what stays of the port as long as the device is open.
+    fn opens(&mut self, port: PortState) {
+        (self.was_active, self.ethernet, self.message) = (port.active, port.ethernet, port.message);
+    }
+
+    /// Makes a test's device one whose port is of InfiniBand.
     #[cfg(test)]
-    pub(super) fn be_infiniband(&mut self, lid: u16) {
-        self.port_state = PortState { ethernet: false, lid, ..self.port_state };
+    pub(super) fn be_infiniband(&mut self) {
+        self.ethernet = false;
     }
 
     pub(super) fn raw(&self) -> *mut sys::ibv_context {
@@ -380,12 +393,12 @@ impl Device {
 
     /// Whether the port could carry anything when the device was opened.
     pub fn is_active(&self) -> bool {
-        self.port_state.active
+        self.was_active
     }
 
     /// Whether the port is RoCE's, and not InfiniBand's.
     pub fn is_ethernet(&self) -> bool {
-        self.port_state.ethernet
+        self.ethernet
     }
 
     fn port_down(&self) -> VerbsError {
@@ -394,10 +407,11 @@ impl Device {
 
     /// The longest message that it can send, bytes.
     pub fn longest_message(&self) -> u32 {
-        self.port_state.message
+        self.message
     }
 
-    fn query_port(&self) -> Result<PortState, VerbsError> {
+    /// What the port says of itself now.
+    pub(super) fn query_port(&self) -> Result<PortState, VerbsError> {
         // SAFETY: plain data.
         let mut a: sys::ibv_port_attr = unsafe { std::mem::zeroed() };
         // SAFETY: the context is open, the place ours.
@@ -490,9 +504,15 @@ impl Device {
         if self.own_contexts { Device::open(&self.name, self.port) } else { Ok(self.clone()) }
     }
 
-    /// Whether the port still has this address at its index.
-    pub(super) fn has(&self, entry: &GidEntry) -> bool {
-        self.gid(entry.index).is_ok_and(|found| found == Some(entry.gid))
+    /// See [`Subnets`].
+    pub(super) fn subnets(&self, entries: &[&GidEntry]) -> Vec<u8> {
+        (self.subnets)(entries)
+    }
+
+    /// Whether the port still has these addresses at their places, and there are any.
+    pub(super) fn has_all(&self, sources: &[OwnAddress]) -> bool {
+        let has = |entry: &GidEntry| self.gid(entry.index).is_ok_and(|found| found == Some(entry.gid));
+        !sources.is_empty() && sources.iter().all(|source| has(&source.entry))
     }
 
     /// Whether the kernel still shows the device.
@@ -574,7 +594,7 @@ impl Device {
         }
         // Who can't look knows nothing.
         let gone = self.gid(entry.index).is_ok_and(|found| found != Some(entry.gid));
-        (self.port_state.ethernet && gone).then_some(abi::PUSHGATE_DOWN_ADDRESS)
+        (self.ethernet && gone).then_some(abi::PUSHGATE_DOWN_ADDRESS)
     }
 }
 

@@ -127,7 +127,7 @@ impl Flusher {
         let psn = first_packet();
         let states = States { rc: &self.rc, name: "the queue pair that flushes", config, gid, psn };
         states.initialise(sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0)?;
-        let itself = PeerQp { number: self.rc.number, psn, gid: gid.gid, lid: device.port_state.lid };
+        let itself = PeerQp { number: self.rc.number, psn, gid: gid.gid, lid: self.rc.port.lid };
         // A packet of each read, of any size that the port takes.
         states.ready_to_receive(&itself, sys::ibv_mtu::IBV_MTU_256)?;
         states.ready_to_send()

@@ -57,6 +57,11 @@ pub struct GidEntry {
 }
 
 impl GidEntry {
+    /// Of an end that has none yet.
+    pub(super) fn none() -> Self {
+        GidEntry { index: 0, gid: Gid([0; 16]), kind: GidType::IbOrRoceV1, netdev: None }
+    }
+
     /// The IP address that it stands for on Ethernet.
     pub fn ip(&self) -> std::net::IpAddr {
         let v6 = Ipv6Addr::from(self.gid.0);
@@ -125,19 +130,64 @@ pub(super) fn text(path: &Path) -> std::io::Result<String> {
     Ok(text)
 }
 
-/// RoCE v2 before all else, for v1 is not routed; then the family that the hosts
-/// use for each other; then an address that reaches beyond the link; IPv4 before
-/// IPv6, for that is what RoCE networks are set up with; then the first.
+/// Addresses of an end that the other end is told of, at most.
+pub(super) const MOST_TOLD: usize = 16;
+
+/// An address that packets of a link may carry as their source.
+#[derive(Clone, Debug)]
+pub(super) struct OwnAddress {
+    pub(super) entry: GidEntry,
+    /// Its leading bits that all addresses of its subnet have; 0: not known.
+    pub(super) subnet: u8,
+}
+
+/// One of these as the other end is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(super) struct Told {
+    pub(super) gid: Gid,
+    pub(super) subnet: u8,
+}
+
+impl Told {
+    /// Whether no router is between two addresses. The links that link-local ones are of have no names.
+    fn shares_subnet(&self, other: &Told) -> bool {
+        let bits = u32::from(self.subnet.max(other.subnet)).min(128);
+        let differ = u128::from_be_bytes(self.gid.0) ^ u128::from_be_bytes(other.gid.0);
+        let link_local = self.gid.0[0] == 0xfe && self.gid.0[1] & 0xc0 == 0x80;
+        bits > 0 && !link_local && differ.leading_zeros() >= bits
+    }
+}
+
+/// Which of an end's addresses and of the other end's go together: of those in one subnet the first ones, else the first of each. Both
+/// ends choose alike.
+pub(super) fn meet(first: &[Told], second: &[Told]) -> (usize, usize) {
+    let each = |i: usize| (0..second.len()).map(move |j| (i, j));
+    let pairs = (0..first.len()).flat_map(each);
+    let near = pairs.filter(|(i, j)| first[*i].shares_subnet(&second[*j]));
+    near.min_by_key(|(i, j)| (i + j, *i)).unwrap_or((0, 0))
+}
+
+/// The best of the entries, by [`ranked`].
 pub fn choose(entries: &[GidEntry], family: Option<Family>) -> Option<&GidEntry> {
-    entries.iter().min_by_key(|e| {
+    ranked(entries, family).first().copied()
+}
+
+/// Entries whose network interface is seen here before all else, for other ones are of other containers; RoCE v2, for v1 is
+/// not routed; then the family that the hosts use for each other; then an address that reaches beyond the link; IPv4 before
+/// IPv6, for that is what RoCE networks are set up with; then the first.
+pub(super) fn ranked(entries: &[GidEntry], family: Option<Family>) -> Vec<&GidEntry> {
+    let mut all: Vec<_> = entries.iter().collect();
+    all.sort_by_key(|e| {
         (
+            e.netdev.is_none(),
             e.kind != GidType::RoceV2,
             family.is_some_and(|f| f != e.family()),
             e.link_local(),
             e.family() != Family::V4,
             e.index,
         )
-    })
+    });
+    all
 }
 
 #[cfg(test)]
@@ -169,6 +219,53 @@ mod tests {
         assert_eq!(index(&table[..4], Some(Family::V6)), Some(1), "v2 counts more than the family");
         assert_eq!(index(&table[..1], Some(Family::V4)), Some(0), "InfiniBand has nothing else");
         assert_eq!(index(&[], None), None);
+    }
+
+    #[test]
+    fn an_entry_of_an_interface_that_is_seen_here_comes_before_those_of_other_containers() {
+        use GidType::*;
+        let seen = |e: GidEntry| GidEntry { netdev: Some("eth1".into()), ..e };
+        let table = [
+            entry(2, "10.1.2.3", RoceV2),
+            seen(entry(6, "10.1.2.4", IbOrRoceV1)),
+            seen(entry(7, "10.1.2.4", RoceV2)),
+        ];
+        assert_eq!(choose(&table, None).map(|e| e.index), Some(7));
+        assert_eq!(
+            choose(&table[..1], None).map(|e| e.index),
+            Some(2),
+            "as on InfiniBand, without interfaces"
+        );
+    }
+
+    #[test]
+    fn addresses_of_one_subnet_meet_and_both_ends_choose_the_same_pair() {
+        let told = |all: &[(&str, u8)]| -> Vec<Told> {
+            let one = |(ip, prefix): &(&str, u8)| {
+                let v4 = !ip.contains(':');
+                let subnet = if *prefix == 0 { 0 } else { prefix + if v4 { 96 } else { 0 } };
+                Told { gid: entry(0, ip, GidType::RoceV2).gid, subnet }
+            };
+            all.iter().map(one).collect()
+        };
+        let cases = [
+            // The first ones are good.
+            (vec![("10.1.0.1", 24), ("10.2.0.1", 24)], vec![("10.1.0.2", 24), ("10.2.0.2", 24)], (0, 0)),
+            // A host on two networks, and one on the second.
+            (vec![("10.1.0.1", 24), ("10.2.0.1", 24)], vec![("10.2.0.2", 24)], (1, 0)),
+            (vec![("10.1.0.1", 24), ("10.2.0.1", 24)], vec![("10.3.0.9", 24), ("10.2.0.2", 24)], (1, 1)),
+            // A router is between them.
+            (vec![("10.1.0.1", 24), ("10.2.0.1", 24)], vec![("10.9.0.2", 24), ("10.8.0.2", 24)], (0, 0)),
+            // One end knows of no subnets: it has one address, and takes what comes.
+            (vec![("10.1.0.1", 24), ("10.2.0.1", 24)], vec![("10.2.0.2", 0)], (1, 0)),
+            (vec![("10.2.0.1", 0)], vec![("10.2.0.2", 0)], (0, 0)),
+            (vec![("fe80::1", 64), ("2001:db8::1", 64)], vec![("fe80::2", 64), ("2001:db8::2", 64)], (1, 1)),
+            (vec![("10.1.0.1", 24), ("2001:db8::1", 64)], vec![("2001:db8::2", 64)], (1, 0)),
+        ];
+        for (ours, theirs, met) in cases {
+            assert_eq!(meet(&told(&ours), &told(&theirs)), met, "{ours:?} and {theirs:?}");
+        }
+        assert_eq!(meet(&[], &told(&[("10.1.0.1", 24)])), (0, 0));
     }
 
     #[test]

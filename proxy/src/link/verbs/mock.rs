@@ -21,6 +21,10 @@ pub(super) const QP: u32 = 0x33;
 /// Address at index 0 of the port.
 pub(super) const GID: &str = "0000:0000:0000:0000:0000:ffff:0a00:0001";
 
+/// LID of a port of InfiniBand.
+#[cfg(test)]
+const LID: u16 = 7;
+
 /// Address at index 0 of a port of InfiniBand: subnet and port.
 #[cfg(test)]
 const INFINIBAND_GID: &str = "fe80:0000:0000:0000:0002:c903:0012:ab35";
@@ -80,6 +84,8 @@ struct Objects {
     cq: ibv_cq,
     qp: ibv_qp,
     mr: ibv_mr,
+    /// InfiniBand, and the port's LID.
+    infiniband: Option<u16>,
     max_dm_size: u64,
     /// What other functions in place of these keep for the context.
     own: AtomicPtr<c_void>,
@@ -270,6 +276,22 @@ unsafe extern "C" fn poll_cq(_: *mut ibv_cq, room: c_int, to: *mut ibv_wc) -> c_
     })
 }
 
+/// An active port.
+pub(super) unsafe extern "C" fn query_port(
+    context: *mut ibv_context,
+    _: u8,
+    attr: *mut _compat_ibv_port_attr,
+) -> c_int {
+    // SAFETY: see `objects`; the caller's attributes begin as those of this type do.
+    let (infiniband, a) = unsafe { ((*objects(context)).infiniband, &mut *attr.cast::<ibv_port_attr>()) };
+    a.state = ibv_port_state::IBV_PORT_ACTIVE;
+    (a.active_mtu, a.max_mtu) = (ibv_mtu::IBV_MTU_4096, ibv_mtu::IBV_MTU_4096);
+    a.max_msg_sz = 1 << 30;
+    a.lid = infiniband.unwrap_or(0);
+    a.link_layer = if infiniband.is_some() { IBV_LINK_LAYER_INFINIBAND } else { IBV_LINK_LAYER_ETHERNET };
+    0
+}
+
 unsafe extern "C" fn get_async_event(_: *mut ibv_context, to: *mut ibv_async_event) -> c_int {
     let Some(event) = EVENTS.with_borrow_mut(VecDeque::pop_front) else { return -1 };
     // SAFETY: the caller's place.
@@ -331,11 +353,28 @@ impl Mock {
     /// A device whose port is InfiniBand: the port has a LID, a GID that is no IP address, and no network interface.
     #[cfg(test)]
     pub(super) fn on_infiniband(mut self) -> Self {
-        Arc::get_mut(&mut self.device).expect("nobody has it yet").be_infiniband(7);
+        let device = Arc::get_mut(&mut self.device).expect("nobody has it yet");
+        // SAFETY: see `objects`; nobody else has the device.
+        unsafe { (*objects(device.raw())).infiniband = Some(LID) };
+        device.be_infiniband();
         for (name, text) in [("gids", INFINIBAND_GID), ("gid_attrs/types", "IB/RoCE v1")] {
             std::fs::write(self.sysfs.join(name).join("0"), text).unwrap();
         }
         self
+    }
+
+    /// The port has these addresses at their places, and no others.
+    #[cfg(test)]
+    pub(super) fn has_addresses(&self, all: &[(u32, std::net::Ipv6Addr)]) {
+        for name in ["gids", "gid_attrs/types"] {
+            let folder = self.sysfs.join(name);
+            std::fs::remove_dir_all(&folder).unwrap();
+            std::fs::create_dir(&folder).unwrap();
+            for (index, address) in all {
+                let text = if name == "gids" { address.to_string() } else { "RoCE v2".into() };
+                std::fs::write(folder.join(index.to_string()), text).unwrap();
+            }
+        }
     }
 
     fn with(
@@ -379,6 +418,7 @@ impl Mock {
         verbs.ibv_create_qp = Ok(create_qp);
         verbs.ibv_destroy_qp = Ok(destroy_qp);
         verbs.ibv_modify_qp = Ok(modify_qp);
+        verbs.ibv_query_port = Ok(query_port);
         verbs.ibv_get_async_event = Ok(get_async_event);
         verbs.ibv_ack_async_event = Ok(ack_async_event);
         verbs.ibv_event_type_str = Ok(event_type_str);

@@ -63,6 +63,8 @@ mod path;
 #[cfg(test)]
 mod peer_tests;
 #[cfg(test)]
+mod port_tests;
+#[cfg(test)]
 mod rails_tests;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod sending;
@@ -85,7 +87,7 @@ pub use error::VerbsError;
 pub use flush::{Flusher, Word};
 pub use objects::Allocate;
 pub use offer::{Offer, Places, WIRE};
-pub use setup::{VerbsOpening, VerbsPrepared};
+pub use setup::{VerbsAway, VerbsOpening, VerbsPrepared};
 pub use verbs_link::VerbsLink;
 
 /// Control writes in the send queue at once: the line, the last line, an entry of the table of

@@ -14,9 +14,9 @@ use serde::{Deserialize, Serialize};
 
 use super::VerbsError;
 use super::cm::{CmOffer, Connection, Listening};
-use super::config::chosen_gid;
+use super::config::sources;
 use super::device::Device;
-use super::gid::GidEntry;
+use super::gid::{GidEntry, OwnAddress};
 use super::inbox::{InboxLayout, OF_DEVICE, REGION_WORDS, clear};
 use super::objects::{Mr, Pd, REMOTE_WRITE, Rc, SEND_ONLY};
 use super::offer::{Offer, Places};
@@ -89,7 +89,7 @@ pub(super) struct Registered {
 
 /// The objects of a link. Dropping them destroys the queue pair, then takes the registrations back.
 pub(super) struct Objects {
-    pub(super) _rc: Option<Rc>,
+    pub(super) rc: Option<Rc>,
     pub(super) _connection: Option<Connection>,
     pub(super) _registered: Option<Registered>,
     pub(super) regions: BTreeMap<u32, Mr>,
@@ -113,6 +113,8 @@ pub(super) struct Made {
     pub(super) connection: Option<Connection>,
     pub(super) registered: Registered,
     pub(super) regions: BTreeMap<u32, Mr>,
+    pub(super) sources: Vec<OwnAddress>,
+    /// The one that packets carry.
     pub(super) gid: GidEntry,
     pub(super) psn: u32,
 }
@@ -123,9 +125,17 @@ impl Made {
         self.listening.as_ref().map(|listening| listening.told)
     }
 
+    /// Whether a link that nobody has used is as good as one made now.
+    fn is_good(&self) -> bool {
+        let device = &self.rc.pd.device;
+        device.as_now().is_ok_and(|now| Arc::ptr_eq(&now, device))
+            && device.query_port().is_ok_and(|port| port == self.rc.port)
+            && device.has_all(&self.sources)
+    }
+
     pub(super) fn into_objects(self) -> Objects {
         Objects {
-            _rc: Some(self.rc),
+            rc: Some(self.rc),
             _connection: self.connection,
             _registered: Some(self.registered),
             regions: self.regions,
@@ -148,9 +158,14 @@ impl Made {
 pub(super) struct Begin {
     pub(super) kept: Arc<Kept>,
     pub(super) device: Arc<Device>,
-    pub(super) gid: GidEntry,
+    /// Those of the link that broke.
+    pub(super) sources: Vec<OwnAddress>,
     /// The objects of the link that broke, and of an attempt that was given up.
     pub(super) old: Vec<Objects>,
+    /// A link that was made, and that the peer has not got ready for.
+    pub(super) unused: Option<Made>,
+    /// Set once the old queue pairs are destroyed.
+    pub(super) cleared: Arc<AtomicBool>,
     pub(super) inbox: (Words, InboxLayout),
     pub(super) regions: Vec<Region>,
     /// Nobody waits for the link any more.
@@ -160,13 +175,21 @@ pub(super) struct Begin {
 impl Begin {
     /// Lets the old objects go, then makes the link.
     pub(super) fn make(self) -> Result<Made, VerbsError> {
-        let Begin { kept, device, gid, old, inbox, regions, cancelled } = self;
-        // First: nothing of an earlier link may touch the memory once the peer hears of this one.
-        drop(old);
+        let Begin { kept, device, sources: before, mut old, unused, cleared, inbox, regions, cancelled } =
+            self;
+        // First: nothing of an earlier link may touch the memory once the peer hears of this one. What is registered for a queue
+        // pair's domain no other one reaches, and taking that back lasts longer the more it is.
+        old.iter_mut().for_each(|objects| objects.rc = None);
         clear(&inbox.0, &inbox.1);
+        cleared.store(true, Ordering::Release);
+        drop(old);
+        if let Some(unused) = unused.filter(Made::is_good) {
+            return Ok(unused);
+        }
         let device = device.as_now()?;
-        // A look at one entry: the whole table takes hundreds of files.
-        let gid = if device.has(&gid) { gid } else { chosen_gid(&device, &kept.end.config)? };
+        // A look at a few entries: the whole table takes hundreds of files.
+        let sources = if device.has_all(&before) { before } else { sources(&device, &kept.end.config)? };
+        let gid = sources[0].entry.clone();
         let psn = first_packet();
         let rc = kept.end.queue_pair(&device)?;
         let pd = &rc.pd;
@@ -185,7 +208,7 @@ impl Begin {
         }
         kept.end.states(&rc, &gid, psn).initialise(device.kind.access())?;
         let listening = kept.end.listen(&device, &gid)?;
-        Ok(Made { listening, rc, connection: None, registered, regions: keys, gid, psn })
+        Ok(Made { listening, rc, connection: None, registered, regions: keys, sources, gid, psn })
     }
 }
 

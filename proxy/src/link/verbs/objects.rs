@@ -12,7 +12,7 @@ use pushgate_rdma_core_sys as sys;
 
 use super::VerbsError;
 use super::chain::Remote;
-use super::device::Device;
+use super::device::{Device, PortState};
 use super::kinds::failure;
 
 fn failed(what: &str, remedy: &str) -> VerbsError {
@@ -296,6 +296,8 @@ pub(super) struct Rc {
     /// Bytes that a work request may carry inline.
     pub(super) inline: u32,
     pub(super) number: u32,
+    /// The port as it was when the queue pair was made.
+    pub(super) port: PortState,
     /// What a thread that connects the queue pair has of it.
     lent: Option<Arc<Mutex<Raw>>>,
 }
@@ -370,6 +372,7 @@ impl Rc {
         receive: u32,
         inline: &[u32],
     ) -> Result<Self, VerbsError> {
+        let port = pd.device.query_port()?;
         let attempt = |inline: u32| {
             // SAFETY: plain data, for which zeroes are "nothing".
             let mut init: sys::ibv_qp_init_attr = unsafe { std::mem::zeroed() };
@@ -397,7 +400,7 @@ impl Rc {
         })?;
         // SAFETY: just made.
         let number = unsafe { raw.as_ref().qp_num };
-        Ok(Rc { pd: pd.clone(), raw: Some(raw), cq, inline, number, lent: None })
+        Ok(Rc { pd: pd.clone(), raw: Some(raw), cq, inline, number, port, lent: None })
     }
 
     /// Lends it to the thread that connects it.

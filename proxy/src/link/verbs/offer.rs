@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::cm::CmOffer;
 use super::device::mtu_bytes;
-use super::gid::Gid;
+use super::gid::{Gid, MOST_TOLD, Told, meet};
 use super::inbox::InboxLayout;
 
 /// Versions of offers, places and of what crosses the wire that this build speaks.
@@ -30,6 +30,9 @@ pub struct Offer {
     pub(super) lid: u16,
     pub(super) ethernet: bool,
     pub(super) gid: Gid,
+    /// All addresses that packets may carry as their source, the one of `gid` first. Empty: that one, whatever the peer's are.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) gids: Vec<Told>,
     pub(super) roce_v2: bool,
     pub(super) mtu: u32,
     pub(super) imm: bool,
@@ -83,6 +86,22 @@ impl Offer {
         (self.rank, self.gid.0, self.qp) < (peer.rank, peer.gid.0, peer.qp)
     }
 
+    /// Which of this end's addresses packets to the peer carry as their source, and to which of the peer's they go. Both ends
+    /// say so alike.
+    pub(super) fn way(&self, peer: &Offer) -> (usize, Gid) {
+        if self.gids.is_empty() || peer.gids.is_empty() {
+            return (0, peer.gid);
+        }
+        let (own, to) = match self.connects(peer) {
+            true => meet(&self.gids, &peer.gids),
+            false => {
+                let (to, own) = meet(&peer.gids, &self.gids);
+                (own, to)
+            }
+        };
+        (own, peer.gids[to].gid)
+    }
+
     /// Checks a peer's offer against `ours`; a sentence if they don't go together.
     pub(super) fn check(&self, ours: &Offer, peer: u32) -> Result<Agreed, String> {
         self.check_versions()?;
@@ -95,6 +114,9 @@ impl Offer {
         peer_geometry.validate().map_err(|e| format!("its rings: {e}"))?;
         if self.link_log < 1 || self.link_log > link_log {
             return Err(format!("its inbox has 2^{} slots, expected 2^1 to 2^{link_log}", self.link_log));
+        }
+        if self.gids.len() > MOST_TOLD {
+            return Err(format!("it has {} addresses, expected {MOST_TOLD} at most", self.gids.len()));
         }
         if self.ethernet != ours.ethernet {
             let layer = |e: bool| if e { "Ethernet" } else { "InfiniBand" };
@@ -147,7 +169,7 @@ impl Offer {
 }
 
 /// What an end tells the peer second: memory of this end that the peer may write, and nothing else.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Places {
     /// A copy of the peer's window.
     pub(super) mirror: u64,
@@ -188,6 +210,7 @@ mod tests {
             lid: 0,
             ethernet: true,
             gid: Gid([0; 16]),
+            gids: Vec::new(),
             roce_v2: true,
             mtu: 4096,
             imm: true,

@@ -1,6 +1,5 @@
 //! What a peer may send to set a queue pair over RDMA up: offers and places, and frames about rails, of any bytes.
 
-use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -202,8 +201,7 @@ fn said_about_a_rail(sims: &[Sim; 2]) -> Vec<u8> {
             to.put(frame);
         })
     });
-    let all = Arc::new(AtomicUsize::new(2));
-    let mut ends = pair_over(sims, &Config::default(), &all, &mailboxes, sends);
+    let mut ends = pair_over(sims, &Config::default(), &mailboxes, sends);
     assert!(ends[1].endpoint.break_link());
     let begin = std::time::Instant::now();
     let is_ready = |bytes: &Vec<u8>| matches!(of_rail(bytes), Some((_, Control::Ready { .. }, _)));
@@ -255,8 +253,7 @@ fn p8_fuzz_no_frames_of_a_peer_about_rails_make_an_end_panic_or_keep_links_that_
             }),
             Box::new(|_| {}),
         ];
-        let all = Arc::new(AtomicUsize::new(2));
-        let [mut own, _peer] = pair_over(&sims, &Config::default(), &all, &mailboxes, sends);
+        let [mut own, _peer] = pair_over(&sims, &Config::default(), &mailboxes, sends);
         if first & 1 != 0 {
             own.endpoint.break_link();
         }

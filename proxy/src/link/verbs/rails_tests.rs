@@ -1,39 +1,38 @@
 //! Two endpoints whose messages are striped over two simulated devices, one of which fails.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use pushgate_core::recovery::Control;
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_driver_shim::window::Window;
 use pushgate_tests::hang;
 
-use super::VerbsError;
 use super::config::Config;
 use super::simulated::Sim;
 use super::simulated_tests::{End, GEOMETRY, Random, STRIPES, check_signal, ends, memory, words};
-use crate::connect::{Incarnation, Met, Opening, Prepared, RailFrames, RailsOpening, Reopen};
+use crate::connect::of_rail;
+use crate::connect::{Incarnation, Met, Opening, Prepared, RailFrames, RailsOpening};
 use crate::endpoint::{Mailbox, SendFrame};
 use crate::link::Link;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Both ends of a queue pair with a link over each of these devices.
-fn pair(sims: &[Sim; 2], config: &Config, failed: &Arc<AtomicUsize>) -> [End; 2] {
+fn pair(sims: &[Sim; 2], config: &Config) -> [End; 2] {
     let mailboxes: [Mailbox; 2] = Default::default();
     let sends = [1, 0].map(|to| -> SendFrame {
         let to: Mailbox = mailboxes[to].clone();
         Box::new(move |frame| _ = to.put(frame))
     });
-    pair_over(sims, config, failed, &mailboxes, sends)
+    pair_over(sims, config, &mailboxes, sends)
 }
 
 /// As [`pair`], where frames of the peer come by `mailboxes` and frames for the peer leave by `sends`.
 pub(super) fn pair_over(
     sims: &[Sim; 2],
     config: &Config,
-    failed: &Arc<AtomicUsize>,
     mailboxes: &[Mailbox; 2],
     sends: [SendFrame; 2],
 ) -> [End; 2] {
@@ -55,23 +54,12 @@ pub(super) fn pair_over(
     for (rank, ((prepared, places), send)) in [a, b].into_iter().zip(places).zip(sends).enumerate() {
         let Met::Rails(mut met) = prepared.meet(&places).unwrap() else { panic!("over several devices") };
         let channel = RailFrames { own: one, peer: one, mailbox: mailboxes[rank].clone(), send };
-        let reopen = reopen(sims, failed.clone());
-        let allocate = |name: &str, bytes: usize| SharedMemory::builder(name, bytes).create();
         met.shortest = 64;
         mirrors.push(met.mirror.clone());
-        links.push(Box::new(met.join(channel, reopen, Box::new(allocate), PATIENCE, 1)));
+        links.push(Box::new(met.join(channel, PATIENCE, 1)));
     }
     let mirrors = mirrors.try_into().expect("two ends");
     ends(links, windows, mirrors, config.posted_receives, || sims.iter().for_each(work))
-}
-
-/// Opens the devices again, but for those that have failed: from the one of this number on.
-fn reopen(sims: &[Sim; 2], failed: Arc<AtomicUsize>) -> Reopen {
-    let devices = [0, 1].map(|i| sims[i].device.clone());
-    Box::new(move |rail| match rail >= failed.load(Ordering::Relaxed) {
-        true => Err(VerbsError::PortDown { device: "mock0".into(), port: 1, ethernet: true }),
-        false => Ok(devices[rail].clone()),
-    })
 }
 
 pub(super) fn work(sim: &Sim) {
@@ -110,13 +98,12 @@ enum Fate {
 fn any_order(seed: u64, fate: Fate) {
     let starts_down = fate == Fate::StartsDown;
     let breaks = !matches!(fate, Fate::Works | Fate::StartsDown);
-    let failed = Arc::new(AtomicUsize::new(if starts_down { 1 } else { 2 }));
     let sims = [Sim::new(), Sim::new()];
     sims[1].port(!starts_down);
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     // Simulated time passes faster than the simulated devices work.
     let config = Config { path_timeout: 0, ..Config::default() };
-    let mut ends = pair(&sims, &config, &failed);
+    let mut ends = pair(&sims, &config);
     let keys = [ends[0].key, ends[1].key];
     let mut puts = Puts::default();
     let (mut messages, mut quiet, mut now) = (60, 0, 0);
@@ -131,8 +118,8 @@ fn any_order(seed: u64, fate: Fate) {
                     if messages == fails_at && breaks {
                         // Whatever is on its way there never completes.
                         let first = usize::from(fate != Fate::BothComeBack);
-                        failed.store(first, Ordering::Relaxed);
                         for sim in &sims[first..] {
+                            sim.port(false);
                             sim.break_one();
                             sim.silence();
                             sim.expire();
@@ -187,7 +174,6 @@ fn any_order(seed: u64, fate: Fate) {
                 sim.port(true);
                 sim.speaks();
             });
-            failed.store(2, Ordering::Relaxed);
         } else if awaited && turns > 100 {
             posts(&mut ends, 0, keys[1], &mut random, &mut puts);
             awaited = sims[1].completions() < before + 50;
@@ -250,5 +236,40 @@ fn p6_both_devices_fail_and_carry_stripes_again_once_they_work() {
 fn p6_a_device_that_works_again_carries_stripes_again() {
     for seed in 1..13 {
         any_order(seed, Fate::ComesBack);
+    }
+}
+
+#[test]
+fn p6_when_an_end_says_resume_of_a_rail_the_queue_pair_before_is_destroyed() {
+    let (sims, mailboxes): (_, [Mailbox; 2]) = (Arc::new([Sim::new(), Sim::new()]), Default::default());
+    let said: [Arc<Mutex<Vec<Vec<u32>>>>; 2] = Default::default();
+    let sends = [1, 0].map(|to| -> SendFrame {
+        let (to, said): (Mailbox, _) = (mailboxes[to].clone(), said[1 - to].clone());
+        let sims = sims.clone();
+        Box::new(move |frame| {
+            if let Some((rail, Control::Resume { .. }, _)) = of_rail(&frame.bytes) {
+                said.lock().unwrap().push(sims[rail as usize].numbers());
+            }
+            to.put(frame);
+        })
+    });
+    let config = Config { path_timeout: 0, ..Config::default() };
+    let mut ends = pair_over(&sims, &config, &mailboxes, sends);
+    let before = sims[1].numbers();
+    sims.iter().for_each(Sim::drains);
+    assert!(ends[0].endpoint.break_link());
+    let begin = Instant::now();
+    while ends.iter().any(|end| end.endpoint.counters().recovered == 0) {
+        assert!(begin.elapsed() < hang(), "the rail does not come back");
+        for end in &mut ends {
+            end.now += 3_000_000;
+            end.poll();
+        }
+        sims.iter().for_each(work);
+    }
+    for (said, number) in said.iter().zip(before) {
+        let said = said.lock().unwrap();
+        assert!(!said.is_empty(), "RESUME of the second rail");
+        assert!(said.iter().all(|there| !there.contains(&number)), "{number} of {said:?}");
     }
 }

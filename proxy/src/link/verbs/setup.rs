@@ -12,9 +12,9 @@ use pushgate_driver_shim::window::Window;
 use pushgate_rdma_core_sys as sys;
 
 use super::cm::{CmOffer, Connecting, Connection, Listening};
-use super::config::{Config, WriteOrder, chosen_gid};
+use super::config::{Config, WriteOrder, sources};
 use super::device::Device;
-use super::gid::{GidEntry, GidType};
+use super::gid::{GidEntry, GidType, OwnAddress, Told};
 use super::inbox::InboxLayout;
 use super::kinds::{Kind, Protocol};
 use super::line::AHEAD;
@@ -41,14 +41,24 @@ pub(super) struct OwnEnd {
 /// This end over RDMA, before the other end is known: its queue pair is made, and its window registered.
 pub struct VerbsOpening {
     pub(super) end: OwnEnd,
+    pub(super) sources: Vec<OwnAddress>,
+    /// The one that packets carry.
     pub(super) gid: GidEntry,
-    psn: u32,
+    pub(super) psn: u32,
     /// Goes before the queue pair: nobody connects to it any more.
     listening: Option<Listening>,
     pub(super) rc: Rc,
     pub(super) window: Sending,
     pub(super) window_mr: Mr,
     pub(super) outbox_mr: Mr,
+    pub(super) outbox: Arc<SharedMemory>,
+}
+
+/// This end of a rail whose device, or whose peer's, can't carry anything when the ends meet.
+pub struct VerbsAway {
+    pub(super) end: OwnEnd,
+    pub(super) device: Arc<Device>,
+    pub(super) window: Sending,
     pub(super) outbox: Arc<SharedMemory>,
 }
 
@@ -83,6 +93,28 @@ fn send_queue(log: u32, kind: &Kind) -> u32 {
 }
 
 impl OwnEnd {
+    /// The end with as many messages on their way as the link ring has slots, if the device has queues so long.
+    fn new(device: &Device, config: &Config, geometry: Geometry) -> Result<Self, VerbsError> {
+        geometry.validate().map_err(|e| VerbsError::Memory(e.into()))?;
+        let config = &Config {
+            imm: config.imm && !config.rail && device.kind.immediate,
+            events: config.events && !config.rail,
+            ..config.clone()
+        };
+        // Rails come back.
+        let recovers = config.rail;
+        let end = |link_log| OwnEnd { config: config.clone(), geometry, link_log, recovers };
+        let logs = (1..=geometry.link_log).rev();
+        Ok(logs.map(end).find(|end| end.fits(device)).unwrap_or_else(|| end(1)))
+    }
+
+    /// The memory that records and control writes are sent out of.
+    fn outbox(&self, allocate: &mut Allocate<'_>) -> Result<Arc<SharedMemory>, VerbsError> {
+        // Without a table of regions, whose entries are written one at a time.
+        let layout = InboxLayout::new(self.link_log, self.geometry.rx_log);
+        Ok(Arc::new(allocate("outbox", layout.regions + layout.bytes - layout.receives)?))
+    }
+
     /// Work requests that the send queue and the receive queue hold.
     fn queues(&self, kind: &Kind) -> (u32, u32) {
         let receives = if self.config.imm { (1 << self.geometry.rx_log) + NOTIFIES } else { 0 } + LAST_WRS;
@@ -112,10 +144,12 @@ impl OwnEnd {
         Rc::new(&pd, cq, send, receives, &inline)
     }
 
-    /// What the peer is told of this end, with a queue pair and the address and first packet of it.
-    pub(super) fn offer(&self, rc: &Rc, gid: &GidEntry, psn: u32, cm: Option<CmOffer>) -> Offer {
+    /// What the peer is told of this end, with a queue pair and the addresses and first packet of it.
+    pub(super) fn offer(&self, rc: &Rc, sources: &[OwnAddress], psn: u32, cm: Option<CmOffer>) -> Offer {
+        let told = |source: &OwnAddress| Told { gid: source.entry.gid, subnet: source.subnet };
+        let gid = &sources[0].entry;
         let (g, config) = (&self.geometry, &self.config);
-        let port = &rc.pd.device.port_state;
+        let port = &rc.port;
         Offer {
             version: WIRE.oldest(),
             newest: WIRE.newest(),
@@ -129,6 +163,7 @@ impl OwnEnd {
             lid: port.lid,
             ethernet: port.ethernet,
             gid: gid.gid,
+            gids: if port.ethernet { sources.iter().map(told).collect() } else { Vec::new() },
             roce_v2: gid.kind == GidType::RoceV2,
             mtu: config.mtu.unwrap_or(port.mtu).min(port.mtu),
             imm: config.imm,
@@ -174,31 +209,22 @@ impl VerbsOpening {
         window: Arc<dyn Window>,
         allocate: &mut Allocate<'_>,
     ) -> Result<Self, VerbsError> {
-        geometry.validate().map_err(|e| VerbsError::Memory(e.into()))?;
-        let config = &Config {
-            imm: config.imm && !config.rail && device.kind.immediate,
-            events: config.events && !config.rail,
-            ..config.clone()
-        };
-        let (bytes, message) = (64u64 << geometry.window_log, device.port_state.message);
+        let end = OwnEnd::new(device, config, geometry)?;
+        let (bytes, message) = (64u64 << geometry.window_log, device.longest_message());
         if bytes > message as u64 {
             return Err(VerbsError::Window { bytes, device: device.name().into(), message });
         }
-        let gid = chosen_gid(device, config)?;
-        // As many messages as the link ring has slots, if the device has queues so long.
-        let end = |link_log| OwnEnd { config: config.clone(), geometry, link_log, recovers: false };
-        let logs = (1..=geometry.link_log).rev();
-        let end = logs.map(end).find(|end| end.fits(device)).unwrap_or_else(|| end(1));
+        let sources = sources(device, config)?;
+        let gid = sources[0].entry.clone();
         let rc = end.queue_pair(device)?;
         let pd = rc.pd.clone();
-        // Without a table of regions, whose entries are written one at a time.
-        let layout = InboxLayout::new(end.link_log, geometry.rx_log);
-        let outbox = Arc::new(allocate("outbox", layout.regions + layout.bytes - layout.receives)?);
+        let outbox = end.outbox(allocate)?;
         let (window, window_mr) = Sending::new(&pd, window, allocate)?;
         let outbox_mr = register_outbox(&pd, &outbox)?;
         let listening = end.listen(device, &gid)?;
         let opening = VerbsOpening {
             end,
+            sources,
             gid,
             psn: first_packet(),
             listening,
@@ -212,6 +238,12 @@ impl VerbsOpening {
         Ok(opening)
     }
 
+    /// Lets the queue pair go: the peer has none.
+    pub fn away(self) -> VerbsAway {
+        let device = self.device().clone();
+        VerbsAway { end: self.end, device, window: self.window, outbox: self.outbox }
+    }
+
     /// The end replaces a link that breaks, if the other end does so too ([`VerbsLink::recovers`](super::VerbsLink::recovers)).
     pub fn recovering(mut self) -> Self {
         self.end.recovers = true;
@@ -220,11 +252,6 @@ impl VerbsOpening {
 
     fn device(&self) -> &Arc<Device> {
         &self.rc.pd.device
-    }
-
-    /// As in [`Config`], within what the wire has room for.
-    pub(super) fn ack_timeout(&self) -> u8 {
-        self.end.config.ack_timeout.min(31)
     }
 
     fn states(&self) -> States<'_> {
@@ -239,7 +266,7 @@ impl VerbsOpening {
     /// What the peer is told.
     pub fn offer(&self) -> Offer {
         let cm = self.listening.as_ref().map(|listening| listening.told);
-        self.end.offer(&self.rc, &self.gid, self.psn, cm)
+        self.end.offer(&self.rc, &self.sources, self.psn, cm)
     }
 
     /// Takes the peer's offer: checks it, makes the memory that the peer may write,
@@ -283,8 +310,10 @@ impl VerbsOpening {
                 remedy: String::new(),
             })?;
         }
-        let remote = PeerQp { number: offer.qp, psn: offer.psn, gid: offer.gid, lid: offer.lid };
         let ours = self.offer();
+        let (own, gid) = ours.way(offer);
+        self.gid = self.sources[own].entry.clone();
+        let remote = PeerQp { number: offer.qp, psn: offer.psn, gid, lid: offer.lid };
         let mtu = sys::ibv_mtu(mtu);
         let connecting = match (self.listening.take(), offer.cm) {
             (Some(listening), Some(theirs)) => {
@@ -314,6 +343,22 @@ impl VerbsOpening {
             connecting,
             opening: self,
         })
+    }
+}
+
+impl VerbsAway {
+    /// On a device that can be opened, be its port up or down. `config` is that of a rail.
+    pub fn new(
+        device: &Arc<Device>,
+        config: &Config,
+        geometry: Geometry,
+        window: Arc<dyn Window>,
+        allocate: &mut Allocate<'_>,
+    ) -> Result<Self, VerbsError> {
+        let end = OwnEnd::new(device, config, geometry)?;
+        let outbox = end.outbox(allocate)?;
+        let (window, _) = Sending::new(&Pd::new(device)?, window, allocate)?;
+        Ok(VerbsAway { end, device: device.clone(), window, outbox })
     }
 }
 

@@ -7,7 +7,8 @@
 //! receive, comes when all pieces of its WRITE and of the WRITEs before it are placed. On a device that speaks iWARP a WRITE
 //! completes while it may still be placed, and a READ when all WRITEs before it are placed. A queue pair
 //! in the error state goes on reading and writing until it is drained ([`Sim::drain`]): the work
-//! requests whose completions have not come yet may be under way at such a device.
+//! requests whose completions have not come yet may be under way at such a device. What had reached a queue pair before its
+//! error state may be placed until the queue pair is destroyed: a WRITE that arrives consumes no request that would be flushed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{c_int, c_void};
@@ -49,14 +50,28 @@ struct Write {
     pieces: Vec<Range<usize>>,
 }
 
+/// A piece of a WRITE that has reached a queue pair which came to the error state then.
+struct Late {
+    to: u64,
+    rkey: u32,
+    bytes: Vec<u8>,
+}
+
 #[derive(Default)]
 struct Qp {
     peer: u32,
+    /// Where its packets go, and how long they are, as an `ibv_mtu`.
+    lid: u16,
+    gid: Option<[u8; 16]>,
+    /// The address that its packets carry.
+    from: Option<[u8; 16]>,
+    mtu: u32,
     error: bool,
     ready: bool,
     cq: usize,
     sends: VecDeque<Write>,
     receives: VecDeque<u64>,
+    late: Vec<Late>,
 }
 
 #[derive(Default)]
@@ -80,6 +95,12 @@ pub(super) struct Nic {
     refuses: bool,
     /// The port is down, as a look at it tells.
     down: bool,
+    /// The LID, the MTU as an `ibv_mtu`, and the address that the port has been given since it was opened.
+    lid: Option<u16>,
+    mtu: Option<u32>,
+    gid: Option<[u8; 16]>,
+    /// The addresses of each context's port, by their places. No router is between subnets of 24 bits of IPv4.
+    tables: BTreeMap<usize, Vec<(u32, [u8; 16])>>,
     /// Addresses at which the CPU finds nothing, as those of a GPU's memory: the device reads there, and its provider may not.
     of_devices: Vec<Range<u64>>,
 }
@@ -99,7 +120,80 @@ fn wc(wr_id: u64, status: ibv_wc_status) -> ibv_wc {
     ibv_wc { wr_id, status, ..Default::default() }
 }
 
+impl Write {
+    /// The bytes of a piece, whose source is registered, or was when the WRITE left.
+    fn bytes(&self, piece: usize) -> Vec<u8> {
+        let piece = self.pieces[piece].clone();
+        match &self.inline {
+            Some(bytes) => bytes[piece].into(),
+            None => {
+                let mut bytes = vec![0; piece.len()];
+                let from = (self.from as usize + piece.start) as *const u8;
+                // SAFETY: the source is registered, which its owner may do only with memory that is there; the code under test
+                // writes there as a program that breaks its own message may.
+                unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
+                bytes
+            }
+        }
+    }
+}
+
+/// Places bytes in registered memory.
+fn put(to: u64, bytes: &[u8]) {
+    if let Ok(word) = bytes.try_into().map(u64::from_ne_bytes)
+        && to.is_multiple_of(8)
+    {
+        // SAFETY: registered, which its owner may do only with memory that is there, and aligned. The code under test reads
+        // such words as atomics.
+        unsafe { AtomicU64::from_ptr(to as *mut u64) }.store(word, Ordering::Release);
+    } else {
+        // SAFETY: as above; the code under test holds no references there.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to as *mut u8, bytes.len()) };
+    }
+}
+
 impl Nic {
+    /// A queue pair comes to the error state. What the other end has posted is on its way to it.
+    fn fall(&mut self, number: u32) {
+        let qp = &self.qps[&number];
+        let mut late = Vec::new();
+        if !qp.error && self.answers(qp.peer) {
+            for w in &self.qps[&qp.peer].sends {
+                let rkey = w.rkey;
+                let pieces = (0..w.pieces.len())
+                    .filter(|i| {
+                        let (from, n) = (w.from + w.pieces[*i].start as u64, w.pieces[*i].len() as u64);
+                        w.inline.is_some() || self.registered(w.lkey, from, n, NO_ACCESS)
+                    })
+                    .map(|i| Late { to: w.to + w.pieces[i].start as u64, rkey, bytes: w.bytes(i) });
+                late.extend(pieces);
+            }
+        }
+        let qp = self.qps.get_mut(&number).expect("it is there");
+        qp.error = true;
+        qp.late.append(&mut late);
+    }
+
+    /// Places a piece of what had reached a queue pair before its error state, chosen by `which`. The queue pair's number,
+    /// if there is one.
+    fn place_late(&mut self, which: usize) -> Option<u32> {
+        let count: usize = self.qps.values().map(|qp| qp.late.len()).sum();
+        let mut which = which.checked_rem(count)?;
+        for number in self.qps.keys().copied().collect::<Vec<_>>() {
+            let qp = self.qps.get_mut(&number).expect("it is there");
+            if which < qp.late.len() {
+                let Late { to, rkey, bytes } = qp.late.swap_remove(which);
+                // A device drops what its owner lets nobody write any more.
+                if self.registered(rkey, to, bytes.len() as u64, ibv_access_flags::IBV_ACCESS_REMOTE_WRITE) {
+                    put(to, &bytes);
+                }
+                return Some(number);
+            }
+            which -= qp.late.len();
+        }
+        unreachable!("counted above")
+    }
+
     fn push(&mut self, cq: usize, wc: ibv_wc) {
         if let Some(cq) = self.cqs.get_mut(&cq) {
             cq.push_back(wc);
@@ -116,9 +210,16 @@ impl Nic {
 
     /// True if the WRITEs of this queue pair are carried out.
     fn answers(&self, number: u32) -> bool {
-        let qp = &self.qps[&number];
+        let Some(qp) = self.qps.get(&number) else { return false };
         let peer = self.qps.get(&qp.peer);
-        !self.silent && qp.ready && peer.is_some_and(|p| p.peer == number && !p.error)
+        let leads = self.lid.is_none_or(|lid| lid == qp.lid)
+            && self.mtu.is_none_or(|mtu| qp.mtu <= mtu)
+            && self.gid.is_none_or(|gid| qp.gid.is_none_or(|to| to == gid))
+            && qp.from.is_none_or(|from| {
+                // A queue pair takes packets of the one address that it goes to.
+                qp.gid.is_some_and(|to| from[..15] == to[..15]) && peer.is_some_and(|p| p.gid == Some(from))
+            });
+        !self.silent && leads && qp.ready && peer.is_some_and(|p| p.peer == number && !p.error)
     }
 
     /// True if there is something to place or to complete for this queue pair.
@@ -133,31 +234,18 @@ impl Nic {
         let w = &self.qps[&number].sends[write];
         let (from, to) = (w.from + w.pieces[piece].start as u64, w.to + w.pieces[piece].start as u64);
         let n = w.pieces[piece].len();
-        if !self.registered(w.rkey, to, n as u64, ibv_access_flags::IBV_ACCESS_REMOTE_WRITE) {
+        let rkey = w.rkey;
+        if !self.registered(rkey, to, n as u64, ibv_access_flags::IBV_ACCESS_REMOTE_WRITE) {
             assert!(self.refuses, "WRITE {} to {to:#x}, not registered", w.id);
             self.fail(number, ibv_wc_status::IBV_WC_REM_ACCESS_ERR);
             return false;
         }
-        let source = match &w.inline {
-            Some(bytes) => bytes[w.pieces[piece].clone()].as_ptr(),
-            None => {
-                assert!(
-                    self.registered(w.lkey, from, n as u64, NO_ACCESS),
-                    "the device reads {n} bytes at {from:#x} for WRITE {}, which are not registered any more",
-                    w.id
-                );
-                from as *const u8
-            }
-        };
-        if n == WORD && to.is_multiple_of(8) {
-            // SAFETY: the source is registered, which its owner may do only with memory that is there, or the WRITE's own.
-            let word = unsafe { source.cast::<u64>().read_unaligned() };
-            // SAFETY: as above, and aligned. The code under test reads such words as atomics.
-            unsafe { AtomicU64::from_ptr(to as *mut u64) }.store(word, Ordering::Release);
-        } else {
-            // SAFETY: as above; the code under test holds no references there.
-            unsafe { std::ptr::copy_nonoverlapping(source, to as *mut u8, n) };
-        }
+        assert!(
+            w.inline.is_some() || self.registered(w.lkey, from, n as u64, NO_ACCESS),
+            "the device reads {n} bytes at {from:#x} for WRITE {}, which are not registered any more",
+            w.id
+        );
+        put(to, &w.bytes(piece));
         self.qps.get_mut(&number).expect("it is there").sends[write].pieces.swap_remove(piece);
         self.forget_placed(number);
         true
@@ -257,8 +345,8 @@ impl Nic {
 
     /// A queue pair fails: its oldest WRITE ends with this.
     fn fail(&mut self, number: u32, status: ibv_wc_status) {
+        self.fall(number);
         let qp = self.qps.get_mut(&number).expect("it is there");
-        qp.error = true;
         let oldest = qp.sends.iter().position(|w| !w.completed);
         let (cq, oldest) = (qp.cq, oldest.and_then(|oldest| qp.sends.remove(oldest)));
         if let Some(oldest) = oldest {
@@ -322,20 +410,17 @@ impl Sim {
         let early = kind.protocol == Protocol::Iwarp;
         let state: &'static Mutex<Nic> = Box::leak(Box::new(Mutex::new(Nic { early, ..Nic::default() })));
         let mock = Mock::with_functions((&raw const *state).cast_mut().cast(), kind, |verbs, context| {
-            context.ops.poll_cq = Some(poll_cq);
-            context.ops.post_send = Some(post_send);
-            context.ops.post_recv = Some(post_recv);
-            verbs.ibv_reg_mr = Ok(reg_mr);
-            verbs.ibv_dereg_mr = Ok(dereg_mr);
-            verbs.ibv_create_cq = Ok(create_cq);
-            verbs.ibv_destroy_cq = Ok(destroy_cq);
-            verbs.ibv_create_qp = Ok(create_qp);
-            verbs.ibv_destroy_qp = Ok(destroy_qp);
-            verbs.ibv_modify_qp = Ok(modify_qp);
-            verbs.ibv_query_qp = Ok(query_qp);
-            verbs.ibv_query_port = Ok(query_port);
+            functions(verbs, context);
             change(verbs, context);
         });
+        Sim { device: mock.device.clone(), _mock: mock }
+    }
+
+    /// Another device on the same network.
+    #[cfg(test)]
+    pub(super) fn another(&self) -> Self {
+        let state = mock::own(self.device.raw());
+        let mock = Mock::with_functions(state, self.device.kind(), functions);
         Sim { device: mock.device.clone(), _mock: mock }
     }
 
@@ -356,6 +441,11 @@ impl Sim {
     pub(crate) fn step(&self, number: u64) -> Option<(u32, bool)> {
         self.nic(|nic| {
             let busy = nic.qps.keys().filter(|q| nic.works(**q)).count();
+            if (busy == 0 || number.is_multiple_of(3))
+                && let Some(qp) = nic.place_late(number as usize >> 8)
+            {
+                return Some((qp, false));
+            }
             if busy == 0 {
                 return None;
             }
@@ -377,7 +467,7 @@ impl Sim {
     /// True if [`Sim::step`] would do something.
     #[cfg(feature = "sim")]
     pub(crate) fn is_busy(&self) -> bool {
-        self.nic(|nic| nic.qps.keys().any(|q| nic.works(*q)))
+        self.nic(|nic| nic.qps.iter().any(|(q, qp)| nic.works(*q) || !qp.late.is_empty()))
     }
 
     /// A peer lies: WRITEs to where nothing is registered are no fault of the code under test any more.
@@ -423,6 +513,34 @@ impl Sim {
         self.nic(|nic| nic.down = !up);
     }
 
+    /// A subnet manager gives the port another LID: nothing reaches the one before.
+    #[cfg(test)]
+    pub(crate) fn lid(&self, lid: u16) {
+        self.nic(|nic| nic.lid = Some(lid));
+    }
+
+    /// The network takes no packet that is longer than this `ibv_mtu`, as the port says.
+    #[cfg(test)]
+    pub(crate) fn mtu(&self, mtu: u32) {
+        self.nic(|nic| nic.mtu = Some(mtu));
+    }
+
+    /// The address at index 0 of the port gives way to another one, at this index: nothing reaches the one before.
+    #[cfg(test)]
+    pub(crate) fn address(&self, index: u32, address: std::net::Ipv6Addr) {
+        self._mock.has_addresses(&[(index, address)]);
+        self.nic(|nic| nic.gid = Some(address.octets()));
+    }
+
+    /// The port has these addresses, and packets get from them to those of the same subnet alone.
+    #[cfg(test)]
+    pub(crate) fn addresses(&self, all: &[(u32, std::net::Ipv6Addr)]) {
+        self._mock.has_addresses(all);
+        let context = self.device.raw().addr();
+        let table = all.iter().map(|(index, address)| (*index, address.octets())).collect();
+        self.nic(|nic| nic.tables.insert(context, table));
+    }
+
     /// The device answers again.
     pub(crate) fn speaks(&self) {
         self.nic(|nic| nic.silent = false);
@@ -456,6 +574,9 @@ impl Sim {
             for (number, qp) in nic.qps.iter().filter(|(number, _)| nic.answers(**number)) {
                 let under_way = qp.sends.iter().enumerate().filter(|(_, w)| !w.pieces.is_empty());
                 writes.extend(under_way.map(|(i, w)| (*number, i, w.pieces.len())));
+            }
+            if (writes.is_empty() || number.is_multiple_of(3)) && nic.place_late(number).is_some() {
+                return true;
             }
             if writes.is_empty() {
                 return false;
@@ -513,6 +634,12 @@ impl Sim {
         self.nic(|nic| nic.qps.values().filter(|qp| !qp.error || !qp.sends.is_empty()).count())
     }
 
+    /// Numbers of the queue pairs that were not destroyed.
+    #[cfg(test)]
+    pub(crate) fn numbers(&self) -> Vec<u32> {
+        self.nic(|nic| nic.qps.keys().copied().collect())
+    }
+
     /// Queue pairs that were not destroyed.
     pub(crate) fn queue_pairs(&self) -> usize {
         self.nic(|nic| nic.qps.len())
@@ -522,6 +649,22 @@ impl Sim {
     pub(crate) fn registrations(&self) -> usize {
         self.nic(|nic| nic.memory.len())
     }
+}
+
+/// The functions of a simulated device.
+fn functions(verbs: &mut Verbs, context: &mut ibv_context) {
+    context.ops.poll_cq = Some(poll_cq);
+    context.ops.post_send = Some(post_send);
+    context.ops.post_recv = Some(post_recv);
+    verbs.ibv_reg_mr = Ok(reg_mr);
+    verbs.ibv_dereg_mr = Ok(dereg_mr);
+    verbs.ibv_create_cq = Ok(create_cq);
+    verbs.ibv_destroy_cq = Ok(destroy_cq);
+    verbs.ibv_create_qp = Ok(create_qp);
+    verbs.ibv_destroy_qp = Ok(destroy_qp);
+    verbs.ibv_modify_qp = Ok(modify_qp);
+    verbs.ibv_query_qp = Ok(query_qp);
+    verbs.ibv_query_port = Ok(query_port);
 }
 
 unsafe extern "C" fn reg_mr(
@@ -588,12 +731,20 @@ pub(super) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_att
     // SAFETY: the queue pair is there, the attributes are the caller's.
     let (context, number, a) = unsafe { ((*qp).context, (*qp).qp_num, *attr) };
     with(context, |nic| {
+        let table = nic.tables.get(&context.addr());
         let qp = nic.qps.get_mut(&number).expect("it is there");
         match a.qp_state {
-            ibv_qp_state::IBV_QPS_RTR => qp.peer = a.dest_qp_num,
+            ibv_qp_state::IBV_QPS_RTR => {
+                (qp.peer, qp.lid, qp.mtu) = (a.dest_qp_num, a.ah_attr.dlid, a.path_mtu.0);
+                // SAFETY: any bytes are an address.
+                let to = unsafe { a.ah_attr.grh.dgid.raw };
+                qp.gid = (a.ah_attr.is_global != 0).then_some(to);
+                let place = u32::from(a.ah_attr.grh.sgid_index);
+                qp.from = table.and_then(|all| all.iter().find(|one| one.0 == place).map(|one| one.1));
+            }
             ibv_qp_state::IBV_QPS_RTS => qp.ready = true,
             ibv_qp_state::IBV_QPS_ERR => {
-                qp.error = true;
+                nic.fall(number);
                 nic.react();
             }
             _ => {}
@@ -617,12 +768,23 @@ unsafe extern "C" fn query_qp(
     0
 }
 
-unsafe extern "C" fn query_port(context: *mut ibv_context, _: u8, attr: *mut _compat_ibv_port_attr) -> c_int {
-    let down = with(context, |nic| nic.down);
-    let state = if down { ibv_port_state::IBV_PORT_DOWN } else { ibv_port_state::IBV_PORT_ACTIVE };
+unsafe extern "C" fn query_port(
+    context: *mut ibv_context,
+    port: u8,
+    attr: *mut _compat_ibv_port_attr,
+) -> c_int {
+    // SAFETY: the caller's promises are the same.
+    let result = unsafe { mock::query_port(context, port, attr) };
     // SAFETY: the caller's attributes begin as those of this type do.
-    unsafe { (*attr.cast::<ibv_port_attr>()).state = state };
-    0
+    let a = unsafe { &mut *attr.cast::<ibv_port_attr>() };
+    with(context, |nic| {
+        if nic.down {
+            a.state = ibv_port_state::IBV_PORT_DOWN;
+        }
+        a.lid = nic.lid.unwrap_or(a.lid);
+        a.active_mtu = nic.mtu.map_or(a.active_mtu, ibv_mtu);
+    });
+    result
 }
 
 pub(super) unsafe extern "C" fn post_send(

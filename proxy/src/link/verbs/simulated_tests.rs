@@ -2,15 +2,16 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::memory::{HugePages, ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::record::{Opcode, Record};
 use pushgate_driver_shim::segment::Geometry;
+use pushgate_tests::hang;
 
 use super::cm::RdmaCm;
-use super::config::Config;
+use super::config::{Config, WriteOrder};
 use super::setup::VerbsOpening;
 use super::simulated::Sim;
 use crate::connect::{Connect, Event, Fds, Frame, Incarnation, Patience};
@@ -75,13 +76,19 @@ pub(in crate::link) struct End {
 
 /// Both ends of a queue pair on one simulated device.
 pub(in crate::link) fn pair(sim: &Sim, config: &Config) -> [End; 2] {
+    pair_between([sim, sim], config)
+}
+
+/// Both ends of a queue pair, each on a device of the same simulated network.
+pub(in crate::link) fn pair_between(sims: [&Sim; 2], config: &Config) -> [End; 2] {
     let geometry = |rank| Geometry { rank, ..GEOMETRY };
     let mut allocate = |name: &str, bytes: usize| SharedMemory::builder(name, bytes).create();
     let windows = [0, 1].map(|rank| memory("window", geometry(rank).window_bytes()));
     let openings = [0, 1].map(|rank| {
         let window = windows[rank as usize].clone();
         // Without `with_recovery` the end of the link is the queue pair's all the same.
-        VerbsOpening::new(&sim.device, config, geometry(rank), window, &mut allocate).unwrap().recovering()
+        let device = &sims[rank as usize].device;
+        VerbsOpening::new(device, config, geometry(rank), window, &mut allocate).unwrap().recovering()
     });
     let [first, second] = [openings[0].offer(), openings[1].offer()];
     let [a, b] = openings;
@@ -91,7 +98,7 @@ pub(in crate::link) fn pair(sim: &Sim, config: &Config) -> [End; 2] {
     let mirrors = [a.mirror().clone(), b.mirror().clone()];
     let links = [a, b].into_iter().zip(places);
     let links = links.map(|(prepared, places)| Box::new(prepared.join(places).unwrap()) as Box<dyn Link>);
-    ends(links.collect(), windows, mirrors, config.posted_receives, || while sim.complete(0) {})
+    ends(links.collect(), windows, mirrors, config.posted_receives, || while sims[0].complete(0) {})
 }
 
 /// Both ends of a queue pair over these links, which know each other's regions. `act` lets the devices work.
@@ -104,7 +111,9 @@ pub(in crate::link) fn ends(
 ) -> [End; 2] {
     let mut ends = ends_alone(links, windows, mirrors, posted_receives);
     // A program has the key of a region when the peer has its entry.
+    let begin = Instant::now();
     while !ends.iter().all(|end| end.endpoint.regions_told()) {
+        assert!(begin.elapsed() < hang(), "no end hears of the other's region");
         ends.iter_mut().for_each(End::poll);
         act();
     }
@@ -302,8 +311,9 @@ fn any_order(seed: u64, imm: bool, breaks: bool) -> u64 {
 /// One run, as [`any_order`], on this device.
 pub(in crate::link) fn any_order_on(sim: &Sim, seed: u64, imm: bool, breaks: bool) -> u64 {
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-    // Simulated devices have no rdma_cm.
-    let mut ends = pair(sim, &Config { imm, cm: RdmaCm::Off, ..Config::default() });
+    // Simulated devices have no rdma_cm, and place in any order, of whatever kind they are.
+    let config = Config { imm, cm: RdmaCm::Off, write_order: WriteOrder::Wait, ..Config::default() };
+    let mut ends = pair(sim, &config);
     // Windows of the kernel module, and GPU memory that a region is of, lie in devices.
     ends.iter().for_each(|end| end.lies_in_device(sim));
     if breaks {
@@ -589,7 +599,6 @@ fn p7_queue_pairs_that_go_linger_together_while_the_engine_serves_the_others() {
     use crate::idle::Wake;
     use pushgate_driver_shim::eventfd::EventFd;
     use std::sync::atomic::AtomicUsize;
-    use std::time::Instant;
 
     // Each lingers for its longest, a second.
     let config = Config { ack_timeout: 20, path_timeout: 0, ..Config::default() };

@@ -66,15 +66,14 @@ impl States<'_> {
 
     /// Where packets go, and from which address of ours.
     fn route(&self, a: &mut sys::ibv_qp_attr, remote: &PeerQp) {
-        let device = &self.rc.pd.device;
-        a.ah_attr.is_global = is_global(&device.port_state, self.gid.gid, remote) as u8;
+        a.ah_attr.is_global = is_global(&self.rc.port, self.gid.gid, remote) as u8;
         a.ah_attr.grh.dgid.raw = remote.gid.0;
         a.ah_attr.grh.sgid_index = self.gid.index as u8;
         a.ah_attr.grh.hop_limit = 64;
         a.ah_attr.grh.traffic_class = self.config.traffic_class.unwrap_or(0);
         a.ah_attr.dlid = remote.lid;
         a.ah_attr.sl = self.config.service_level.unwrap_or(0);
-        a.ah_attr.port_num = device.port();
+        a.ah_attr.port_num = self.rc.pd.device.port();
     }
 
     /// To RTS.

@@ -11,24 +11,34 @@ use pushgate_driver_shim::bell::Bell;
 use pushgate_driver_shim::record::{Record, RecordWords};
 
 use super::{Flying, Lane, Memory, State, Wires};
+use crate::frame::Frame;
 use crate::gate::{Budget, Permit};
 use crate::link::{
-    Arrival, Link, LinkDown, OwnRegions, PeerCounts, PeerMemory, Rail, Receives, RegionSends, StripeArrival,
-    Waking,
+    Arrival, Link, LinkDown, OwnRegions, PeerCounts, PeerMemory, Rail, Receives, RegionSends, Renew,
+    RenewError, StripeArrival, Waking,
 };
 use crate::memory::Mapped;
-use crate::rails::{Beside, KnownRegion, Made, Options, Rails};
+use crate::rails::{Beside, Options, Rails};
 use crate::region::RegionMemory;
 use crate::sim::plan::US;
 
 const DOWN: LinkDown = LinkDown::Failed { cause: abi::PUSHGATE_DOWN_PORT, by_peer: false };
 
-/// One end of one link of a rail.
+/// How far the next link of a rail is, and its epoch.
+enum Next {
+    Nothing,
+    Offered,
+    Preparing(u32),
+    Prepared(u32),
+}
+
+/// One end of the links of a rail.
 struct SimRail {
     wires: Wires,
     rail: usize,
     end: usize,
     epoch: u32,
+    next: Next,
     /// Stripes whose completion was told.
     completed: u64,
     /// The peer may write regions of this end.
@@ -40,10 +50,7 @@ struct SimRail {
 struct SimBeside {
     wires: Wires,
     end: usize,
-    written: bool,
     time: Arc<AtomicU64>,
-    /// The epochs of links that were prepared, and are no rail's yet.
-    prepared: Vec<Option<u32>>,
 }
 
 /// Joins one end of a session over these rails, of epoch 0. `written`: the peer may write regions of this end.
@@ -60,30 +67,30 @@ pub(in crate::sim) fn join(
         state.memory[end] = Some(Memory { window, mirror, regions: Default::default() });
         state.wires.len()
     };
-    let beside =
-        SimBeside { wires: wires.clone(), end, written, time: time.clone(), prepared: vec![None; rails] };
-    let links = (0..rails).map(|rail| Some(beside.link(rail, 0))).collect();
     let now = time.load(Relaxed);
-    Rails::new(links, Box::new(beside), options, now)
-}
-
-impl SimBeside {
-    fn link(&self, rail: usize, epoch: u32) -> Box<dyn Rail> {
-        let SimBeside { wires, end, written, time, .. } = self;
+    let links = (0..rails).map(|rail| {
         let (wires, time) = (wires.clone(), time.clone());
-        Box::new(SimRail { wires, rail, end: *end, epoch, completed: 0, written: *written, time })
-    }
+        let link = SimRail { wires, rail, end, epoch: 0, next: Next::Nothing, completed: 0, written, time };
+        (Box::new(link) as Box<dyn Rail>, true)
+    });
+    Rails::new(links.collect(), Box::new(SimBeside { wires: wires.clone(), end, time }), options, now)
 }
 
 impl Beside for SimBeside {
-    fn send(&mut self, rail: usize, control: Control) {
+    fn send(&mut self, rail: usize, control: Control, body: &[u8]) {
         let (now, state) = (self.time.load(Relaxed), &mut *self.wires.state());
+        let mut body = body.to_vec();
         if let Control::Resume { epoch, .. } = control {
             let own = &state.wires[rail].lanes[self.end];
-            if !own.fenced || own.epoch >= epoch {
+            if !own.cleared || own.epoch >= epoch {
                 let end = self.end;
-                state.wrong =
-                    Some(format!("end {end} says RESUME of epoch {epoch} over rail {rail} before its fence"));
+                state.wrong = Some(format!(
+                    "end {end} says RESUME of epoch {epoch} over rail {rail} before the link is let go"
+                ));
+            }
+            if !body.is_empty() {
+                // The links of both ends that go together know each other by it.
+                body = epoch.to_le_bytes().into();
             }
         }
         // A frame may be lost, come twice, and overtake another one.
@@ -94,68 +101,15 @@ impl Beside for SimBeside {
         };
         for _ in 0..copies {
             let at = now + state.random.time(100 * US);
-            state.control[1 - self.end].push_back((at, rail, control));
+            state.control[1 - self.end].push_back((at, rail, control, body.clone()));
         }
     }
 
-    fn receive(&mut self) -> Option<(usize, Control)> {
+    fn receive(&mut self) -> Option<(usize, Control, Vec<u8>)> {
         let (now, state) = (self.time.load(Relaxed), &mut *self.wires.state());
         let due = state.control[self.end].iter().position(|(at, ..)| *at <= now)?;
-        state.control[self.end].remove(due).map(|(_, rail, control)| (rail, control))
+        state.control[self.end].remove(due).map(|(_, rail, control, body)| (rail, control, body))
     }
-
-    fn prepare(&mut self, rail: usize, epoch: u32) -> Made<()> {
-        let state = &mut *self.wires.state();
-        let lane = &mut state.wires[rail].lanes[self.end];
-        if !lane.fenced || lane.epoch >= epoch {
-            state.wrong = Some(format!("end {} prepares rail {rail} before its fence", self.end));
-        }
-        match state.random.below(16) {
-            0 | 1 => Made::Failed,
-            2..6 => Made::Pending,
-            _ => {
-                *lane = Lane { epoch, ..Lane::default() };
-                self.prepared[rail] = Some(epoch);
-                Made::Done(())
-            }
-        }
-    }
-
-    fn join(&mut self, rail: usize, regions: Vec<KnownRegion>) {
-        if self.prepared[rail].is_none() {
-            let wrong = format!("end {} joins rail {rail}, which was not prepared", self.end);
-            self.wires.state().wrong = Some(wrong);
-        }
-        // The link of this end has them as soon as it is there.
-        let mut state = self.wires.state();
-        let own = state.memory[self.end].as_mut().expect("it has joined");
-        for (key, memory, bytes) in regions {
-            if let RegionMemory::Host { address, .. } = memory {
-                own.regions.insert(key, (address, bytes, self.written));
-            }
-        }
-    }
-
-    fn joined(&mut self, rail: usize) -> Made<Box<dyn Rail>> {
-        match self.wires.state().random.below(16) {
-            0 => return Made::Failed,
-            1..6 => return Made::Pending,
-            _ => {}
-        }
-        let epoch = self.prepared[rail].take().expect("it was prepared");
-        Made::Done(self.link(rail, epoch))
-    }
-
-    fn fence(&mut self, rail: usize) -> bool {
-        let Some(epoch) = self.prepared[rail] else { return true };
-        let fenced = self.link(rail, epoch).stopped(self.time.load(Relaxed));
-        if fenced {
-            self.prepared[rail] = None;
-        }
-        fenced
-    }
-
-    fn retire(&mut self, _link: Box<dyn Rail>) {}
 
     fn set_status(&mut self, word: u64) {
         self.wires.state().status[1 - self.end] = word;
@@ -166,7 +120,98 @@ impl Beside for SimBeside {
     }
 }
 
+fn here(why: &str) -> RenewError {
+    RenewError::Here(why.into())
+}
+
+impl Renew for SimRail {
+    fn fence(&mut self, _now: u64) -> bool {
+        let of = self.newest();
+        let state = &mut *self.wires.state();
+        let wire = &mut state.wires[self.rail];
+        // The peer's end of the link breaks, too, sooner or later.
+        wire.broken_before = wire.broken_before.max(of + 1);
+        let lane = &mut wire.lanes[self.end];
+        if lane.epoch != of || lane.fenced {
+            return true;
+        }
+        // What has not arrived never does. Its bytes may land until the link is let go.
+        lane.fenced = state.random.one_in(3);
+        lane.fenced
+    }
+
+    fn offer(&mut self) -> Result<Option<Frame>, RenewError> {
+        let state = &mut *self.wires.state();
+        let lane = &mut state.wires[self.rail].lanes[self.end];
+        if !lane.fenced {
+            state.wrong = Some(format!("end {} lets rail {} go before its fence", self.end, self.rail));
+        }
+        if !lane.cleared {
+            if !state.random.one_in(3) {
+                return Ok(None);
+            }
+            state.falls.stripes += lane.flying.len() as u32;
+            (lane.cleared, _) = (true, lane.flying.clear());
+        }
+        match state.random.below(16) {
+            0 | 1 => Err(here("no next link")),
+            2..6 => Ok(None),
+            _ => {
+                self.next = Next::Offered;
+                Ok(Some(Frame { bytes: b"an offer".into(), along: Default::default() }))
+            }
+        }
+    }
+
+    fn is_cleared(&self) -> bool {
+        self.wires.state().wires[self.rail].lanes[self.end].cleared
+    }
+
+    fn prepare(&mut self, offer: Frame) -> Result<(), RenewError> {
+        let epoch = offer.bytes.try_into().map(u32::from_le_bytes).map_err(|_| here("no offer"))?;
+        let state = &mut *self.wires.state();
+        let lane = &state.wires[self.rail].lanes[self.end];
+        if !matches!(self.next, Next::Offered) || !lane.cleared || lane.epoch >= epoch {
+            state.wrong = Some(format!("end {} prepares rail {} before its fence", self.end, self.rail));
+        }
+        self.next = Next::Preparing(epoch);
+        Ok(())
+    }
+
+    fn prepared(&mut self) -> Result<Option<Vec<u8>>, RenewError> {
+        let Next::Preparing(epoch) = self.next else { return Err(here("it was not prepared")) };
+        let state = &mut *self.wires.state();
+        match state.random.below(16) {
+            0 | 1 => Err(here("it can't be prepared")),
+            2..6 => Ok(None),
+            _ => {
+                state.wires[self.rail].lanes[self.end] = Lane { epoch, ..Lane::default() };
+                self.next = Next::Prepared(epoch);
+                Ok(Some(b"places".into()))
+            }
+        }
+    }
+
+    fn go(&mut self, _places: &[u8], _accepted: u64) -> Result<(), RenewError> {
+        let state = &mut *self.wires.state();
+        let Next::Prepared(epoch) = self.next else {
+            state.wrong = Some(format!("end {} joins rail {}, which was not prepared", self.end, self.rail));
+            return Err(here("it was not prepared"));
+        };
+        if state.random.one_in(16) {
+            return Err(here("it can't be joined"));
+        }
+        (self.next, self.epoch, self.completed) = (Next::Nothing, epoch, 0);
+        Ok(())
+    }
+}
+
 impl SimRail {
+    /// The epoch of the link that the peer may write over.
+    fn newest(&self) -> u32 {
+        if let Next::Prepared(epoch) = self.next { epoch } else { self.epoch }
+    }
+
     /// A call over the link: it may be the one at which the link breaks.
     fn call<T>(&self, act: impl FnOnce(&mut State) -> T) -> Result<T, LinkDown> {
         let state = &mut *self.wires.state();
@@ -340,21 +385,12 @@ impl Link for SimRail {
         self.tell(|lane| lane.status = word);
     }
 
-    fn stopped(&mut self, _now: u64) -> bool {
-        let state = &mut *self.wires.state();
-        let wire = &mut state.wires[self.rail];
-        // The peer's end of the link breaks, too, sooner or later.
-        wire.broken_before = wire.broken_before.max(self.epoch + 1);
-        let lane = &mut wire.lanes[self.end];
-        if lane.epoch != self.epoch || lane.fenced {
-            return true;
-        }
-        if state.random.one_in(3) {
-            // What has not arrived never does, and nothing lands any more.
-            state.falls.stripes += lane.flying.len() as u32;
-            (lane.fenced, _) = (true, lane.flying.clear());
-        }
-        lane.fenced
+    fn stopped(&mut self, now: u64) -> bool {
+        self.fence(now)
+            && (self.is_cleared() || {
+                let _ = self.offer();
+                self.is_cleared()
+            })
     }
 
     fn notify(&mut self) -> Result<bool, LinkDown> {

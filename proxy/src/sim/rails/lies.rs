@@ -79,7 +79,7 @@ impl Wires {
                     Control::Resume { epoch, accepted: far },
                     Control::Ready { epoch },
                 ]);
-                state.control[1 - end].push_back((0, rail, control));
+                state.control[1 - end].push_back((0, rail, control, Vec::new()));
                 return ("a control message", true);
             }
         };

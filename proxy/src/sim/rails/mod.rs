@@ -1,10 +1,10 @@
 //! Rails of the simulation: what lies between the two ends of a session over one to three links. Each link is a pair of
 //! lanes with a speed and a delay of their own. A stripe's bytes land at any time before its record arrives; records of one
-//! lane arrive in order, those of two lanes in any order. What is on its way over a link that broke may still land, until the
-//! receiving end has fenced the link.
+//! lane arrive in order, those of two lanes in any order. What is on its way over a link that broke may still land until the
+//! receiving end has let the link go: it arrives no more once that end has fenced the link.
 //!
-//! Looked at here, beside the checks of all runs: an end says RESUME, and prepares the next link, only when it has fenced the
-//! one before; an end posts over a link only when the other end is ready for it.
+//! Looked at here, beside the checks of all runs: an end says RESUME, and prepares the next link, only when it has let the
+//! one before go; an end posts over a link only when the other end is ready for it.
 
 mod end;
 mod lies;
@@ -45,8 +45,10 @@ struct Flying {
 struct Lane {
     /// The epoch that the end is ready for.
     epoch: u32,
-    /// Nothing lands over it any more.
+    /// Nothing arrives over it any more.
     fenced: bool,
+    /// Nothing lands over it any more.
+    cleared: bool,
     flying: VecDeque<Flying>,
     /// What has arrived, and the end has not taken.
     ready: VecDeque<(Stripe, RecordWords)>,
@@ -83,11 +85,14 @@ struct Memory {
     regions: BTreeMap<u32, (usize, u64, bool)>,
 }
 
+/// A control message: when it comes, the rail that it is about, and what the other end tells with it.
+type Said = (u64, usize, Control, Vec<u8>);
+
 struct State {
     wires: Vec<Wire>,
     memory: [Option<Memory>; 2],
-    /// Control messages to each end: when they come, and the rail that they are about.
-    control: [VecDeque<(u64, usize, Control)>; 2],
+    /// Control messages to each end.
+    control: [VecDeque<Said>; 2],
     /// Statuses that each end was told beside its links.
     status: [u64; 2],
     random: Random,
@@ -166,7 +171,8 @@ impl State {
         let lanes = self.wires.iter().flat_map(|wire| &wire.lanes);
         let each = lanes.flat_map(|lane| {
             let lands = lane.flying.iter().filter(|f| !f.landed).map(|f| f.lands_at);
-            lands.chain(lane.flying.front().map(|f| f.arrives_at))
+            let arrives = lane.flying.front().filter(|_| !lane.fenced);
+            lands.chain(arrives.map(|f| f.arrives_at))
         });
         each.min()
     }
@@ -181,7 +187,7 @@ impl State {
                 put(flying, memory);
             }
         }
-        while lane.flying.front().is_some_and(|f| f.landed && f.arrives_at <= now) {
+        while !lane.fenced && lane.flying.front().is_some_and(|f| f.landed && f.arrives_at <= now) {
             let Flying { stripe, words, .. } = lane.flying.pop_front().expect("just seen");
             lane.ready.push_back((stripe, words));
             lane.arrived += 1;

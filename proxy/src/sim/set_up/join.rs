@@ -151,14 +151,12 @@ impl Cluster<'_> {
                 met.shortest = 64;
                 q.sides[end].inbound = met.mirror.as_ptr().as_ptr() as usize;
                 let geometry = met.peer_geometry;
-                let devices: Vec<_> = self.rails.iter().map(|device| device.device.clone()).collect();
-                let reopen = Box::new(move |rail: usize| Ok(devices[rail].clone()));
                 let (own, peer) = self.incarnations(qp, end);
                 let q = &self.qps[qp];
                 let mailbox = q.mailboxes[end].clone();
                 let channel = RailFrames { own, peer, mailbox, send: self.way(qp, end) };
                 let recover = Duration::from_secs(10);
-                (Box::new(met.join_here(channel, reopen, Box::new(allocate), recover, 1)), geometry)
+                (Box::new(met.join(channel, recover, 1)), geometry)
             }
         };
         let mut endpoint = self.endpoint_over(qp, end, link, peer_geometry);

@@ -40,10 +40,6 @@ impl VerbsLink {
     pub(super) fn move_to_the_end(&mut self) -> bool {
         if self.ending == Ending::Open {
             self.ending = Ending::Telling(self.now);
-            // A rail that is left while its session goes on has no last words.
-            if self.rail && !self.line.has_ended() {
-                self.begin_to_drain();
-            }
         }
         if let Ending::Telling(since) = self.ending {
             if !self.nobody_to_tell() {

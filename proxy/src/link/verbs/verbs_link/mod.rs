@@ -20,21 +20,21 @@ use pushgate_driver_shim::segment::Geometry;
 use pushgate_rdma_core_sys as sys;
 
 use self::ending::{Ending, LINGER};
-use self::renew::Next;
+use self::renew::{Agrees, Next};
 use super::chain::{Chain, Echo, Remote, Sge};
 use super::cm::Connection;
 use super::device::Device;
-use super::gid::GidEntry;
+use super::gid::{GidEntry, OwnAddress};
 use super::health::Health;
 use super::inbox::{ECHO_BYTES, ECHO_FROM, ECHO_INTO, Inbox, InboxLayout, REGION_WORDS};
 use super::line::Line;
-use super::next::{Kept, Region, Registered};
-use super::objects::{Mr, Rc};
+use super::next::{Kept, Made, Region, Registered};
+use super::objects::{Allocate, Mr, Rc};
 use super::offer::Places;
 use super::path::{Found as PathFound, Path};
 use super::sending::Sending;
-use super::setup::VerbsPrepared;
-use super::{CONTROL_WRS, NOTIFIES, VerbsError};
+use super::setup::{OwnEnd, VerbsAway, VerbsOpening, VerbsPrepared};
+use super::{CONTROL_WRS, VerbsError};
 use crate::gate::{Budget, Permit};
 use crate::link::copies::Copies;
 use crate::link::{Arrival, Link, LinkDown, PeerCounts, Renew, Waking};
@@ -91,12 +91,16 @@ pub struct VerbsLink {
     inbox: Inbox,
     peer_layout: InboxLayout,
     peer_places: Places,
+    /// The addresses that packets may carry as their source, and the one that they do.
+    sources: Vec<OwnAddress>,
     gid: GidEntry,
     ends: [u64; 2],
     rank: u32,
     peer: u32,
     peer_geometry: Geometry,
-    peer_link_log: u32,
+    /// `None`: the peer has not said so yet.
+    peer_link_log: Option<u32>,
+    peer_posts: bool,
     /// Both ends replace a link that breaks.
     recovers: bool,
     /// The peer's status as of the last break; 0: it had none.
@@ -179,77 +183,128 @@ fn echo(rc: &Rc, peer: &Places, inbox: &SharedMemory, registered: &Mr) -> Option
     })
 }
 
+/// What the ends keep to over all links of their session.
+pub(super) struct Terms {
+    pub(super) peer: u32,
+    pub(super) peer_geometry: Geometry,
+    /// `None`: the peer says so with its first offer.
+    pub(super) peer_link_log: Option<u32>,
+    /// The peer's receives name buffers.
+    pub(super) peer_posts: bool,
+    /// Both ends replace a link that breaks.
+    pub(super) recovers: bool,
+    pub(super) imm: bool,
+    pub(super) ends: [u64; 2],
+}
+
+/// The inbox of links whose peer has `1 << link_log` messages on their way.
+fn inbox(kept: &Kept, peer: &Geometry, link_log: u32, imm: bool) -> Inbox {
+    let layout = InboxLayout::new(link_log, peer.rx_log);
+    Inbox::new(&kept.inbox, layout, link_log, imm, kept.mirror.clone(), 1 << peer.window_log)
+}
+
 impl VerbsPrepared {
     /// Makes the link: with the peer's places this end is ready to send.
     pub fn join(mut self, places: Places) -> Result<VerbsLink, VerbsError> {
         let connection = self.ready_to_send(&places)?;
-        Ok(VerbsLink::new(self, places, connection))
+        let VerbsPrepared { opening, mirror, inbox, mirror_mr, inbox_mr, .. } = self;
+        let VerbsOpening { end, sources, gid, psn, rc, window, window_mr, outbox_mr, outbox, .. } = opening;
+        let terms = Terms {
+            peer: self.peer,
+            peer_geometry: self.peer_geometry,
+            peer_link_log: Some(self.peer_link_log),
+            peer_posts: self.peer_receives,
+            recovers: self.recovers,
+            imm: self.imm,
+            ends: self.ends,
+        };
+        let agrees = Agrees { in_order: self.in_order, peer_events: self.peer_events, granted: 0 };
+        let registered =
+            Registered { window: window_mr, outbox: outbox_mr, mirror: mirror_mr, inbox: inbox_mr };
+        let device = rc.pd.device.clone();
+        let mut link = VerbsLink::new(end, device, window, [outbox, mirror, inbox], terms);
+        let regions = BTreeMap::new();
+        link.adopt(
+            Made { listening: None, rc, connection, registered, regions, sources, gid, psn },
+            places,
+            agrees,
+            0,
+        );
+        Ok(link)
+    }
+}
+
+impl VerbsAway {
+    /// Makes a link that has stopped, and whose next one is the first that carries. What the peer writes goes to `mirror` and
+    /// to an inbox that `allocate` makes; `peer_posts`: the peer's receives name buffers.
+    pub fn join(
+        self,
+        mirror: Arc<SharedMemory>,
+        peer_geometry: Geometry,
+        peer_posts: bool,
+        allocate: &mut Allocate<'_>,
+    ) -> Result<VerbsLink, VerbsError> {
+        let VerbsAway { end, device, window, outbox } = self;
+        // No peer writes into more slots than its ring has.
+        let bytes = InboxLayout::new(peer_geometry.link_log, peer_geometry.rx_log).bytes;
+        let inbox = Arc::new(allocate("inbox", bytes)?);
+        let (peer, imm) = (peer_geometry.rank, end.config.imm);
+        let (peer_link_log, recovers, ends) = (None, end.recovers, [0, 0]);
+        let terms = Terms { peer, peer_geometry, peer_link_log, peer_posts, recovers, imm, ends };
+        Ok(VerbsLink::new(end, device, window, [outbox, mirror, inbox], terms))
     }
 }
 
 impl VerbsLink {
-    fn new(a: VerbsPrepared, places: Places, connection: Option<Connection>) -> Self {
-        let rail = a.rail();
-        let (in_log, own) = (a.peer_link_log, a.opening);
-        let (out_log, geometry) = (own.end.link_log, own.end.geometry);
+    /// A link that carries nothing: the first one takes its place.
+    fn new(
+        end: OwnEnd,
+        device: Arc<Device>,
+        window: Sending,
+        [outbox, mirror, in_memory]: [Arc<SharedMemory>; 3],
+        terms: Terms,
+    ) -> Self {
+        let Terms { peer, peer_geometry, peer_link_log, peer_posts, recovers, imm, ends } = terms;
+        let (out_log, geometry, rail) = (end.link_log, end.geometry, end.config.rail);
         let (tells_receives, regions_written) =
-            (own.end.config.posted_receives && !rail, own.end.config.regions_written);
-        let events = own.end.config.events && a.imm;
-        // The time-out of InfiniBand: 4.096 us times a power of two.
-        let timeout = 4096 << own.ack_timeout();
-        let path_timeout = if a.recovers || rail { own.end.config.path_timeout } else { 0 };
+            (end.config.posted_receives && !rail, end.config.regions_written);
+        let events = end.config.events && imm;
+        // The time-out of InfiniBand: 4.096 us times a power of two, within what the wire has room for.
+        let timeout = 4096 << end.config.ack_timeout.min(31);
+        let path_timeout = if recovers { end.config.path_timeout } else { 0 };
         let linger = (3 * timeout).clamp(LINGER.start, LINGER.end);
         let slots = 1u32 << out_log;
-        let inbox = Inbox::new(
-            &a.inbox,
-            InboxLayout::new(in_log, a.peer_geometry.rx_log),
-            in_log,
-            a.imm,
-            a.mirror.clone(),
-            1 << a.peer_geometry.window_log,
-        );
-        let echo = echo(&own.rc, &places, &a.inbox, &a.inbox_mr);
-        let kept = Kept {
-            end: own.end,
-            source: own.window.source.clone(),
-            outbox: own.outbox.clone(),
-            mirror: a.mirror,
-            inbox: a.inbox,
-            regions_written,
-        };
-        let taken = if a.peer_receives { slots as usize } else { 0 };
+        let source = window.source.clone();
+        let kept = Kept { end, source, outbox, mirror, inbox: in_memory, regions_written };
+        let knows_receives = peer_posts && !rail;
         VerbsLink {
-            window: own.window,
-            outbox_key: own.outbox_mr.lkey,
-            registered: Some(Registered {
-                window: own.window_mr,
-                outbox: own.outbox_mr,
-                mirror: a.mirror_mr,
-                inbox: a.inbox_mr,
-            }),
+            window,
+            outbox_key: 0,
+            registered: None,
             next: Next::Nothing,
-            kept: Arc::new(kept),
-            device: own.rc.pd.device.clone(),
+            device,
             regions: BTreeMap::new(),
-            outbox: Words::writable(&own.outbox, 0, own.outbox.len() / 8),
-            outbox_address: own.outbox.as_ptr().as_ptr() as u64,
-            inbox,
+            outbox: Words::writable(&kept.outbox, 0, kept.outbox.len() / 8),
+            outbox_address: kept.outbox.as_ptr().as_ptr() as u64,
+            inbox: inbox(&kept, &peer_geometry, peer_link_log.unwrap_or(peer_geometry.link_log), imm),
             peer_layout: InboxLayout::new(out_log, geometry.rx_log),
-            peer_places: places,
-            gid: own.gid,
-            ends: a.ends,
+            peer_places: Places::default(),
+            sources: Vec::new(),
+            gid: GidEntry::none(),
+            ends,
             rank: geometry.rank,
-            peer: a.peer,
-            peer_geometry: a.peer_geometry,
-            peer_link_log: in_log,
-            recovers: a.recovers,
+            peer,
+            peer_geometry,
+            peer_link_log,
+            peer_posts,
+            recovers,
             peer_ended: 0,
             linger,
-            imm: a.imm,
-            in_order: a.in_order,
+            imm,
+            in_order: false,
             rail,
             events,
-            peer_events: a.peer_events,
+            peer_events: false,
             out_log,
             budget: Budget {
                 send_slots: slots,
@@ -259,23 +314,23 @@ impl VerbsLink {
                 bytes: u64::MAX / 2,
             },
             completions: Box::new([sys::ibv_wc::default(); COMPLETIONS]),
-            chain: Chain::new(own.rc.inline, interval(out_log), echo),
+            chain: Chain::new(0, interval(out_log), None),
             last_wr: vec![0; slots as usize].into(),
-            held: VecDeque::with_capacity(if a.in_order { 0 } else { slots as usize }),
+            held: VecDeque::new(),
             base: 0,
             sent: 0,
             copies: Copies::new(slots as usize),
             messages_done: 0,
             completed: 0,
             notifies_sent: 0,
-            receives_posted: NOTIFIES as u64,
+            receives_posted: 0,
             line: Line::default(),
             path: Path::new(path_timeout),
             publish: VecDeque::with_capacity(16),
             publish_wr: 0,
             publish_later: BTreeSet::new(),
-            peer_receives: (a.peer_receives && !rail).then(|| PeerReceives::new(a.peer_geometry.rx_log, 0)),
-            taken: vec![None; taken].into(),
+            peer_receives: knows_receives.then(|| PeerReceives::new(peer_geometry.rx_log, 0)),
+            taken: vec![None; if knows_receives { slots as usize } else { 0 }].into(),
             tells_receives,
             regions_written,
             rx_log: geometry.rx_log,
@@ -283,11 +338,12 @@ impl VerbsLink {
             receives_told: 0,
             receives_wr: 0,
             health: Health::default(),
-            ending: Ending::Open,
+            ending: Ending::Stopped,
             now: 0,
             fresh: false,
-            rc: Some(own.rc),
-            connection,
+            rc: None,
+            connection: None,
+            kept: Arc::new(kept),
         }
     }
 

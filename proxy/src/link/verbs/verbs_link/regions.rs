@@ -94,7 +94,8 @@ impl OwnRegions for VerbsLink {
         }
         let address = what.place().0;
         let region = |what, lkey, mr| OwnRegion { what, address, lkey, mr, used: 0, last: 0, before: 0 };
-        let Some(rc) = self.rc.as_ref().filter(|_| !self.is_renewing()) else {
+        let goes = self.is_renewing() || self.recovers && self.has_ended();
+        let Some(rc) = self.rc.as_ref().filter(|_| !goes) else {
             // The next link registers it.
             self.regions.insert(key, region(what, 0, None));
             return self.publish(key, [0; REGION_WORDS]);

@@ -15,7 +15,7 @@ use super::super::offer::{Agreed, Places};
 use super::super::states::PeerQp;
 use super::super::{VerbsError, device::Device};
 use super::ending::Ending;
-use super::{VerbsLink, echo, interval};
+use super::{VerbsLink, echo, inbox, interval};
 use crate::frame::Frame;
 use crate::link::{Renew, RenewError};
 use crate::region::MAX_REGIONS;
@@ -31,7 +31,7 @@ pub(super) enum Next {
     #[default]
     Nothing,
     /// The old objects go, and new ones are made.
-    Making { answer: Answer<Result<Made, VerbsError>>, cancelled: Arc<AtomicBool> },
+    Making { answer: Answer<Result<Made, VerbsError>>, cancelled: Arc<AtomicBool>, cleared: Arc<AtomicBool> },
     /// The peer was told.
     Offered(Made),
     /// The queue pair gets ready to receive.
@@ -43,9 +43,9 @@ pub(super) enum Next {
 /// What the ends agree on for the next link, and the receives that this end has granted with it.
 #[derive(Clone, Copy)]
 pub(super) struct Agrees {
-    in_order: bool,
-    peer_events: bool,
-    granted: u64,
+    pub(super) in_order: bool,
+    pub(super) peer_events: bool,
+    pub(super) granted: u64,
 }
 
 fn here(e: VerbsError) -> RenewError {
@@ -91,7 +91,7 @@ impl VerbsLink {
     /// Gives the next link up. True when nothing of it can touch memory any more.
     pub(super) fn gives_next_up(&mut self) -> bool {
         let done = match &self.next {
-            Next::Making { answer, cancelled } => {
+            Next::Making { answer, cancelled, .. } => {
                 // Relaxed: the flag orders no other memory.
                 cancelled.store(true, Ordering::Relaxed);
                 !matches!(answer.try_recv(), Err(TryRecvError::Empty))
@@ -109,7 +109,7 @@ impl VerbsLink {
     fn take_objects(&mut self) -> Objects {
         let regions = &mut self.regions;
         let mut taken = Objects {
-            _rc: self.rc.take(),
+            rc: self.rc.take(),
             _connection: self.connection.take(),
             _registered: self.registered.take(),
             regions: Default::default(),
@@ -122,30 +122,32 @@ impl VerbsLink {
         taken
     }
 
-    /// Begins to make the next link.
-    fn begin_next(&mut self, given_up: Option<Made>) -> Result<(), RenewError> {
+    /// Begins to make the next link. Of an attempt before there is one that was given up, or one that nobody has used.
+    fn begin_next(&mut self, given_up: Option<Made>, unused: Option<Made>) -> Result<(), RenewError> {
         // What the peer has said of its end is cleared with its line.
         self.peer_ended = self.inbox.status();
         let mut old = vec![self.take_objects()];
         old.extend(given_up.map(Made::into_objects));
-        let cancelled = Arc::new(AtomicBool::new(false));
+        let [cancelled, cleared]: [Arc<AtomicBool>; 2] = Default::default();
         let begin = Begin {
             kept: self.kept.clone(),
             device: self.device.clone(),
-            gid: self.gid.clone(),
+            sources: self.sources.clone(),
             old,
+            unused,
+            cleared: cleared.clone(),
             inbox: self.inbox.memory(),
             regions: self.regions.values().map(|region| region.what.clone()).collect(),
             cancelled: cancelled.clone(),
         };
         let answer = beside(&self.device, move || begin.make())?;
-        self.next = Next::Making { answer, cancelled };
+        self.next = Next::Making { answer, cancelled, cleared };
         Ok(())
     }
 
     /// The frame that tells the peer of the next link.
     fn told(&self, made: &Made) -> Frame {
-        let offer = self.kept.end.offer(&made.rc, &made.gid, made.psn, made.told());
+        let offer = self.kept.end.offer(&made.rc, &made.sources, made.psn, made.told());
         let told =
             |region: &super::OwnRegion| Some(region.what.entry(made.regions.get(&region.what.key)?.rkey));
         let regions = match self.kept.regions_written {
@@ -163,10 +165,11 @@ impl VerbsLink {
         }
         let theirs: NextOffer = serde_json::from_slice(&frame.bytes)
             .map_err(|e| format!("its offer of the next RDMA link: {}", Foreign::word(e)))?;
-        let ours = self.kept.end.offer(&made.rc, &made.gid, made.psn, made.told());
+        let ours = self.kept.end.offer(&made.rc, &made.sources, made.psn, made.told());
         let agreed = theirs.offer.check(&ours, self.peer)?;
-        let fixed = (self.peer_geometry, self.peer_link_log, self.imm, self.peer_receives.is_some(), true);
         let offer = &theirs.offer;
+        let link_log = self.peer_link_log.unwrap_or(offer.link_log);
+        let fixed = (self.peer_geometry, link_log, self.imm, self.peer_posts, true);
         let found = (agreed.peer_geometry, offer.link_log, agreed.imm, offer.posted_receives, offer.recovers);
         if found != fixed {
             return Err(format!("its offer of the next RDMA link says {found:?}, expected {fixed:?}"));
@@ -179,8 +182,8 @@ impl VerbsLink {
 
     /// The next link takes the place of the present one. The first message over it is the one behind the first `accepted` of
     /// the session.
-    fn adopt(&mut self, made: Made, places: Places, agrees: Agrees, accepted: u64) {
-        let Made { rc, connection, registered, regions, gid, .. } = made;
+    pub(super) fn adopt(&mut self, made: Made, places: Places, agrees: Agrees, accepted: u64) {
+        let Made { rc, connection, registered, regions, sources, gid, .. } = made;
         self.connection = connection;
         if let Some(receives) = &mut self.peer_receives {
             let mask = self.taken.len() as u64 - 1;
@@ -196,6 +199,7 @@ impl VerbsLink {
         };
         (self.window.key, self.outbox_key) = (registered.window.lkey, registered.outbox.lkey);
         (self.rc, self.registered, self.gid, self.peer_places) = (Some(rc), Some(registered), gid, places);
+        self.sources = sources;
         (self.in_order, self.peer_events) = (agrees.in_order, agrees.peer_events);
         for (key, mr) in regions {
             if let Some(region) = self.regions.get_mut(&key) {
@@ -206,6 +210,9 @@ impl VerbsLink {
         (self.sent, self.messages_done, self.completed) = (0, 0, 0);
         self.last_wr.fill(0);
         self.held.clear();
+        if !agrees.in_order {
+            self.held.reserve(self.last_wr.len());
+        }
         self.copies.rewind(accepted);
         self.inbox.begin();
         (self.notifies_sent, self.receives_posted) = (0, agrees.granted + NOTIFIES as u64);
@@ -264,10 +271,11 @@ impl Renew for VerbsLink {
 
     fn offer(&mut self) -> Result<Option<Frame>, RenewError> {
         match std::mem::take(&mut self.next) {
-            Next::Nothing => self.begin_next(None)?,
-            Next::Offered(made) | Next::Prepared(made, _) => self.begin_next(Some(made))?,
+            Next::Nothing => self.begin_next(None, None)?,
+            Next::Offered(made) => self.begin_next(None, Some(made))?,
+            Next::Prepared(made, _) => self.begin_next(Some(made), None)?,
             Next::Preparing(answer, agrees) => match answer.try_recv() {
-                Ok((made, _)) => self.begin_next(Some(made))?,
+                Ok((made, _)) => self.begin_next(Some(made), None)?,
                 Err(TryRecvError::Empty) => {
                     self.next = Next::Preparing(answer, agrees);
                     return Ok(None);
@@ -292,8 +300,18 @@ impl Renew for VerbsLink {
         Ok(Some(frame))
     }
 
+    fn is_cleared(&self) -> bool {
+        match &self.next {
+            Next::Making { cleared, .. } => cleared.load(Ordering::Acquire),
+            // Objects that could not be handed to a thread are gone, too.
+            Next::Nothing => self.rc.is_none(),
+            Next::Preparing(..) => false,
+            Next::Offered(_) | Next::Prepared(..) => true,
+        }
+    }
+
     fn prepare(&mut self, offer: Frame) -> Result<(), RenewError> {
-        let Next::Offered(made) = std::mem::take(&mut self.next) else {
+        let Next::Offered(mut made) = std::mem::take(&mut self.next) else {
             unreachable!("an end prepares what it offered")
         };
         let (theirs, agreed) = match self.check_next(&made, offer) {
@@ -303,8 +321,14 @@ impl Renew for VerbsLink {
                 return Err(RenewError::Peer(why));
             }
         };
-        let ours = self.kept.end.offer(&made.rc, &made.gid, made.psn, made.told());
+        let ours = self.kept.end.offer(&made.rc, &made.sources, made.psn, made.told());
         let NextOffer { offer, regions } = theirs;
+        if self.peer_link_log.is_none() {
+            self.peer_link_log = Some(offer.link_log);
+            self.inbox = inbox(&self.kept, &self.peer_geometry, offer.link_log, self.imm);
+        }
+        let (own, gid) = ours.way(&offer);
+        made.gid = made.sources[own].entry.clone();
         let cm = offer.cm.map(|theirs| (theirs, ours.connects(&offer)));
         // Before the peer can be live, and write entries there itself.
         regions.into_iter().for_each(|entry| self.inbox.tell_region(entry));
@@ -315,7 +339,7 @@ impl Renew for VerbsLink {
         let ready = Ready {
             kept: self.kept.clone(),
             made,
-            remote: PeerQp { number: offer.qp, psn: offer.psn, gid: offer.gid, lid: offer.lid },
+            remote: PeerQp { number: offer.qp, psn: offer.psn, gid, lid: offer.lid },
             mtu: agreed.mtu,
             cm,
             receives: if self.imm { open + NOTIFIES } else { 0 },
