@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use pushgate_driver_shim::fork::Forked;
+use pushgate_driver_shim::interrupt::Interrupted;
 use pushgate_driver_shim::kmod::KmodError;
 use pushgate_driver_shim::log::Foreign;
 use pushgate_driver_shim::{ShimError, abi, limits};
@@ -234,8 +235,15 @@ impl From<EngineError> for Error {
     fn from(e: EngineError) -> Self {
         match e {
             EngineError::Forked(forked) => Error::Forked(forked),
+            EngineError::Interrupted(interrupted) => interrupted.into(),
             e => Error::Proxy(e),
         }
+    }
+}
+
+impl From<Interrupted> for Error {
+    fn from(_: Interrupted) -> Self {
+        Error::Interrupted
     }
 }
 

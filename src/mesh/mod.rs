@@ -39,6 +39,7 @@ use std::time::{Duration, Instant};
 use pushgate_driver_shim::closing::PeerStream;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::fdpass::{Carrier, Frame};
+use pushgate_driver_shim::interrupt;
 use pushgate_driver_shim::process::Process;
 use pushgate_proxy::connect::{self, Incarnation};
 use pushgate_proxy::door::{self, Terms};
@@ -49,7 +50,6 @@ use rustix::io::Errno;
 use rustix::net::connect_unspec;
 
 use crate::error::{Error, Result};
-use crate::interrupt;
 use crate::settings::Transport;
 use inbox::{Inbox, Leaving, Most, State};
 #[cfg(test)]

@@ -18,6 +18,7 @@ use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
+use pushgate_driver_shim::interrupt;
 use pushgate_driver_shim::limited;
 use pushgate_driver_shim::log::Foreign;
 use pushgate_driver_shim::versions::ABI;
@@ -33,7 +34,6 @@ use greeting::{Answer, Hello, MAX_ANSWER, MAX_GREETING, RELEASE, VERSIONS, answe
 pub(crate) use reach::{Fabric, May};
 
 use crate::error::{Error, Result};
-use crate::interrupt;
 
 /// Time for one try of all addresses of a rank: one that swallows packets must not use up the time of the others.
 const ATTEMPT: Duration = Duration::from_secs(3);

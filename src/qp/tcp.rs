@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use pushgate_driver_shim::interrupt;
 use pushgate_proxy::addresses::{REMEDY, Wish, offer};
 use pushgate_proxy::connect::{Opening, TcpMet, TcpOpening};
 use pushgate_proxy::idle::Wake;
@@ -13,7 +14,6 @@ use super::memory::{DrivenEnd, Own};
 use super::verbs;
 use crate::context::Context;
 use crate::error::{Error, Result};
-use crate::interrupt;
 use crate::mesh::Call;
 use crate::settings::Settings;
 
