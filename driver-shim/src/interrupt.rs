@@ -6,11 +6,12 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, Timespec, poll};
+use rustix::io::Errno;
 
 /// How often a call that waits asks.
 pub const LOOK: Duration = Duration::from_millis(100);
@@ -74,24 +75,13 @@ pub fn wait(fds: &mut [PollFd<'_>], until: Instant) -> Result<bool, Interrupted>
         let left = until.saturating_duration_since(Instant::now());
         let look = left.min(LOOK);
         let look = Timespec { tv_sec: look.as_secs() as i64, tv_nsec: look.subsec_nanos().into() };
-        // A wait that a signal ends counts as ready: the caller looks again.
-        if !left.is_zero() && poll(fds, Some(&look)) != Ok(0) {
+        // A signal may be why the program wants its thread back.
+        if !left.is_zero() && !matches!(poll(fds, Some(&look)), Ok(0) | Err(Errno::INTR)) {
             return Ok(true);
         }
         check()?;
         if left.is_zero() {
             return Ok(false);
-        }
-    }
-}
-
-/// Waits for what comes through a channel. `None`: nothing will come.
-pub fn recv<T>(from: &Receiver<T>) -> Result<Option<T>, Interrupted> {
-    loop {
-        match from.recv_timeout(LOOK) {
-            Ok(came) => return Ok(Some(came)),
-            Err(RecvTimeoutError::Disconnected) => return Ok(None),
-            Err(RecvTimeoutError::Timeout) => check()?,
         }
     }
 }
@@ -108,6 +98,47 @@ pub fn join(thread: JoinHandle<()>, hurry: impl FnOnce()) {
     }
     // A panic there was printed by its hook; here it would only abort.
     let _ = thread.join();
+}
+
+/// Whose turn it is, among threads of which each may be told to wait no more for its own.
+#[derive(Debug, Default)]
+pub struct Turns {
+    taken: Mutex<bool>,
+    free: Condvar,
+}
+
+impl Turns {
+    /// Waits for this thread's turn.
+    pub fn take(&self) -> Result<Turn<'_>, Interrupted> {
+        let mut taken = self.taken();
+        while *taken {
+            let waited = self.free.wait_timeout(taken, LOOK);
+            let (still, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+            taken = still;
+            if *taken && waited.timed_out() {
+                drop(taken);
+                check()?;
+                taken = self.taken();
+            }
+        }
+        *taken = true;
+        Ok(Turn(self))
+    }
+
+    fn taken(&self) -> MutexGuard<'_, bool> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A thread's turn, until it is dropped.
+#[derive(Debug)]
+pub struct Turn<'a>(&'a Turns);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        *self.0.taken() = false;
+        self.0.free.notify_one();
+    }
 }
 
 /// Asks in a loop that does not sleep for long: at its start no question, then one each [`LOOK`].
