@@ -226,6 +226,7 @@ impl From<DeviceError> for Error {
     fn from(e: DeviceError) -> Self {
         match e {
             DeviceError::Forked(forked) => Error::Forked(forked),
+            DeviceError::Interrupted(interrupted) => interrupted.into(),
             e => Error::Device(e),
         }
     }

@@ -15,6 +15,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::interrupt;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt;
 
@@ -85,6 +86,8 @@ struct Shared {
     waiting: Mutex<HashMap<[u8; 16], Sender<Arrived>>>,
     tuning: Tuning,
     stop: AtomicBool,
+    /// Streams that end wait for their peers no more.
+    hurry: AtomicBool,
     bell: EventFd,
     door: Door,
 }
@@ -125,11 +128,13 @@ impl Host {
         let addresses = door.local_addrs().map_err(HostError::Thread)?;
         let bell = EventFd::new().map_err(HostError::Thread)?;
         let stop = AtomicBool::new(false);
-        let shared = Arc::new(Shared { waiting: Mutex::default(), tuning, stop, bell, door });
+        let hurry = AtomicBool::new(false);
+        let shared = Arc::new(Shared { waiting: Mutex::default(), tuning, stop, hurry, bell, door });
         let theirs = shared.clone();
         let accepting = spawn("pushgate-accept", move || accept(&theirs))?;
         let (ending, ends) = channel();
-        let closing = Some(spawn("pushgate-close", move || close_all(&ends))?);
+        let theirs = shared.clone();
+        let closing = Some(spawn("pushgate-close", move || close_all(&ends, &theirs.hurry))?);
         let (accepting, ending) = (Some(accepting), Some(ending));
         let (key, lingered) = (hex(&key), Lingered::new(LINGER.0, LINGER.1));
         Ok(Arc::new(Host { shared, addresses, key, accepting, ending, closing, wires, lingered }))
@@ -156,7 +161,11 @@ impl Drop for Host {
         // The last words are waited for: 2 s at most.
         self.ending = None;
         for thread in [self.accepting.take(), self.closing.take()].into_iter().flatten() {
-            let _ = thread.join();
+            interrupt::join(thread, || {
+                // Relaxed: the flag orders nothing.
+                self.shared.hurry.store(true, Ordering::Relaxed);
+                interrupt::leaves_undone("peers have not read the last words of links over TCP");
+            });
         }
     }
 }
@@ -235,8 +244,8 @@ impl Last {
     }
 }
 
-/// Ends streams when their peers have read the last words.
-fn close_all(ends: &Receiver<Vec<Stream>>) {
+/// Ends streams when their peers have read the last words, or at once when `hurry` is set.
+fn close_all(ends: &Receiver<Vec<Stream>>, hurry: &AtomicBool) {
     let mut ending: Vec<Last> = Vec::new();
     loop {
         let next = match ending.is_empty() {
@@ -256,7 +265,7 @@ fn close_all(ends: &Receiver<Vec<Stream>>) {
                 let _ = poll(&mut fds, Some(&LOOK));
             }
         }
-        ending.retain_mut(|last| !last.is_over());
+        ending.retain_mut(|last| !last.is_over() && !hurry.load(Ordering::Relaxed));
     }
 }
 
