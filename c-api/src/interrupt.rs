@@ -17,8 +17,7 @@ pub type pushgate_interrupt = Option<unsafe extern "C" fn(argument: *mut c_void)
 /// meet, the ranks may not agree any more: close the communicator.
 ///
 /// The closes of a queue pair, a communicator and a context close the handle all the same: they wait for no peer any more, and
-/// pushgate_last_message() says what the peers have not got. A region and a kernel stay open, for their memory is still in use, unless
-/// pushgate_last_message() says that they are closed.
+/// pushgate_last_message() says what the peers have not got. A region and a kernel stay open, for their memory is still in use.
 ///
 /// What the library waits for in other libraries, ends by itself alone: the driver of a GPU, and the system's look-up of a host's name.
 ///
