@@ -315,7 +315,7 @@ impl Error {
             }
             abi::PUSHGATE_REFUSED => {
                 let (refusal, slot) = Refusal::of(status.detail);
-                Error::Refused { rank, slot, why: refusal.words().into() }
+                Error::Refused { rank, slot, why: refusal.words() }
             }
             abi::PUSHGATE_STUCK => Error::Stuck { rank, slot: status.detail },
             abi::PUSHGATE_OVERRUN => Error::Overrun { rank, message: status.detail },

@@ -7,6 +7,7 @@ use pushgate_driver_shim::{ShimError, abi};
 use pushgate_proxy::endpoint::EndpointError;
 use pushgate_proxy::engine::EngineError;
 use pushgate_proxy::link::verbs::VerbsError;
+use pushgate_proxy::refusal::Refusal;
 use pushgate_proxy::session::Status;
 use pushgate_proxy::status::link_cause;
 
@@ -59,12 +60,11 @@ impl Failure {
                 );
                 (Code::Remote, text)
             }
-            abi::PUSHGATE_REFUSED => (
-                Code::Usage,
-                "a message or request was refused, as one longer than the receive that it met; the line of \
-                 this log before says which"
-                    .into(),
-            ),
+            abi::PUSHGATE_REFUSED => {
+                let (refusal, _) = Refusal::of(status.detail);
+                let code = if refusal == Refusal::Protocol { Code::Remote } else { Code::Usage };
+                (code, format!("a message or request of {} was refused: {}", which(status), refusal.words()))
+            }
             abi::PUSHGATE_ABORTED => {
                 let by = which(status);
                 (Code::System, format!("{by} has aborted it; the log of the rank there says why"))
