@@ -84,6 +84,9 @@ impl HostEnd {
     }
 
     /// [`HostEnd::try_send`], waiting for credit.
+    ///
+    /// A send that has returned is posted, and the peer may not have it: [`HostEnd::flush`] waits for that. If the message ends the
+    /// queue pair, the calls after it fail, and their error says why. [`HostEnd::recv`] loses no message that is longer than its buffer.
     pub fn send(&mut self, payload: &[u8], tag: u32) -> Result<()> {
         self.until("credit for a send", |end| end.try_send(payload, tag))
     }

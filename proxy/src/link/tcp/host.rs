@@ -24,8 +24,8 @@ use super::sockets::Readiness;
 use super::uring::RingError;
 use super::wire::Wire;
 use super::wires::{Io, Wires};
-use crate::addresses::{REMEDY, Reach, listen};
-use crate::door::{Counted, Door, DoorError, Limits, PASSAGE, Purpose, Secret, Stream, Terms, pass};
+use crate::addresses::{Message, Reach, listen};
+use crate::door::{Counted, Door, Limits, PASSAGE, Purpose, Secret, Stream, Terms, pass};
 use crate::linger::Lingered;
 
 /// Time for one attempt to connect.
@@ -54,8 +54,13 @@ const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
     /// The listening sockets.
-    #[error("{0}; {REMEDY}")]
-    Listen(#[from] DoorError),
+    #[error("{}", Message::Listening { at, why })]
+    Listen {
+        /// Where.
+        at: String,
+        /// What the system says.
+        why: String,
+    },
     /// A thread, what it waits for, or random numbers.
     #[error("a thread for links over TCP: {0}")]
     Thread(io::Error),
@@ -123,8 +128,12 @@ impl Host {
         let (secret, key) = Secret::random::<32>().map_err(HostError::Thread)?;
         let terms = Terms { secret, purpose: Purpose::LINK, tls: tuning.tls };
         let limits = Limits { places: PLACES, greeting: GREETING, time: PASSAGE };
-        let failed = |error| DoorError::Io { what: "listening for links".into(), error };
-        let door = Door::on_all(listen(addresses).map_err(failed)?, terms, limits)?;
+        let failed = |why: &dyn std::fmt::Display| {
+            let at: Vec<_> = addresses.iter().map(SocketAddr::ip).map(|ip| ip.to_string()).collect();
+            HostError::Listen { at: at.join(", "), why: why.to_string() }
+        };
+        let listeners = listen(addresses).map_err(|e| failed(&e))?;
+        let door = Door::on_all(listeners, terms, limits).map_err(|e| failed(&e))?;
         let addresses = door.local_addrs().map_err(HostError::Thread)?;
         let bell = EventFd::new().map_err(HostError::Thread)?;
         let stop = AtomicBool::new(false);
@@ -450,7 +459,8 @@ impl Dialing {
                 }
             };
             if Instant::now() >= self.until {
-                return Err(format!("the peer's place can't be reached: {last}; there, {REMEDY}"));
+                let told = Message::Unreached { whom: "the peer", tried: &last, host: "the peer's host" };
+                return Err(told.to_string());
             }
             std::thread::sleep(PAUSE);
         }
