@@ -611,10 +611,10 @@ impl Drop for RemoteEngine {
         }
         // Without Bye the peers would be told that this program was lost. The answer means that nothing of this program
         // is mapped there any more.
-        if !self.lost() {
-            if let Err(EngineError::Interrupted(_)) = self.ask(&|| Ok(Request::Bye)) {
-                self.leaves("it ends this program's queue pairs when it goes on");
-            }
+        if !self.lost()
+            && let Err(EngineError::Interrupted(_)) = self.ask(&|| Ok(Request::Bye))
+        {
+            self.leaves("it ends this program's queue pairs when it goes on");
         }
     }
 }

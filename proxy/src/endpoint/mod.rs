@@ -146,7 +146,7 @@ impl Endpoint {
         let staging = self.outbound.staging();
         let slots = staging.head()..staging.head() + (1 << staging.slots_log());
         let posted = slots.take_while(|slot| matches!(self.work.look(*slot), Look::Ready(_))).count();
-        staging.messages() - self.session.received() + posted as u64
+        staging.messages().saturating_sub(self.session.received()) + posted as u64
     }
 
     /// Registers memory that WQEs of this side and records of the peer may name.
