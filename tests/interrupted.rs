@@ -203,6 +203,9 @@ fn with_a_rank_that_is_stopped(settings: &str) -> (Comm, QueuePair, Process) {
     (comm, qp, rank)
 }
 
+/// More than the engine needs to fill the sockets.
+const PASSES: usize = 1000;
+
 fn rendezvous() -> String {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     format!("rendezvous=127.0.0.1:{port}")
@@ -220,6 +223,8 @@ fn p7_a_queue_pair_over_tcp_with_a_rank_that_is_stopped_closes_when_it_is_interr
         let payload = vec![7; 1 << 20];
         while end.try_send(&payload, 0).unwrap() {}
         drop(end);
+        // Each takes a pass of the engine, so that the sockets are full.
+        (0..PASSES).for_each(|_| _ = comm.context().counters().unwrap());
         let ((), left) = interrupted(|| drop(qp));
         let says = "the queue pair with rank 1 was closed at once: ";
         let (_, arrived) = left.split_once(says).unwrap_or_else(|| panic!("{left}"));

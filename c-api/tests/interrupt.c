@@ -82,7 +82,8 @@ static void a_rank_that_is_stopped(const char *rendezvous)
 	pushgate_comm *comm;
 	pushgate_queue_pair *qp;
 	pushgate_host_end *end;
-	int rank, status, code;
+	int rank, status, code, passes;
+	size_t counts;
 
 	fflush(NULL);
 	child = fork();
@@ -103,6 +104,9 @@ static void a_rank_that_is_stopped(const char *rendezvous)
 	while (code == PUSHGATE_E_OK);
 	TRUE(code == PUSHGATE_E_AGAIN);
 	DO(pushgate_host_end_close(end));
+	/* Each takes a pass of the engine, so that the sockets are full. */
+	for (passes = 0; passes < 1000; passes++)
+		DO(pushgate_context_counters(context, NULL, 0, &counts));
 	INTERRUPTED("messages have not arrived there", pushgate_queue_pair_close(qp));
 	/* It is closed all the same. */
 	TRUE(pushgate_queue_pair_check(qp) == PUSHGATE_E_HANDLE);

@@ -100,7 +100,7 @@ pub fn join(thread: JoinHandle<()>, hurry: impl FnOnce()) {
     let _ = thread.join();
 }
 
-/// Whose turn it is, among threads of which each may be told to wait no more for its own.
+/// Gives threads a turn, one at a time. A thread stops waiting for its turn when its program wants it back.
 #[derive(Debug, Default)]
 pub struct Turns {
     taken: Mutex<bool>,

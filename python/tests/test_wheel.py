@@ -663,6 +663,9 @@ class Interrupts(unittest.TestCase):
                 # More than the sockets hold.
                 while end.try_send(b"x" * (1 << 20)):
                     pass
+            # Each takes a pass of the engine, so that the sockets are full.
+            for _ in range(1000):
+                context.counters()
             self.assertIn("messages have not arrived there", self.ends(qp.close))
             self.assertTrue(qp.closed)
             self.ends(lambda: comm.all_gather(b"x" * (15 << 20)))
