@@ -375,14 +375,10 @@ impl Comm {
         }
         let status = Status { rank: Some(self.rank()), ..Status::new(abi::PUSHGATE_ABORTED) };
         for (qp, _) in select(&self.members, |_| true) {
-            match self.context.inner.proxy.fail(Some(qp), status) {
-                Err(EngineError::Interrupted(_)) => {
-                    interrupt::leaves_undone("not all queue pairs were told that this rank has aborted");
-                    return;
-                }
-                // An error means that the engine is gone; then it has already written the status
-                // everywhere.
-                Ok(()) | Err(_) => {}
+            // Another error means that the engine is gone; then it has already written the status everywhere.
+            if let Err(EngineError::Interrupted(_)) = self.context.inner.proxy.fail(Some(qp), status) {
+                interrupt::leaves_undone("not all queue pairs were told that this rank has aborted");
+                return;
             }
         }
     }
