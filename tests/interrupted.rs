@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 
 use pushgate::settings::PluginSettings;
 use pushgate::{
-    Comm, Context, Error, Module, QpConfig, QueuePair, Settings, Source, interrupt_by, left_undone,
+    Comm, Context, Error, HostEnd, Module, QpConfig, QueuePair, Settings, Source, interrupt_by, left_undone,
 };
 use pushgate_proxy::remote;
 use pushgate_tests::hang;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 /// What a call returns that is told to end as soon as it asks, and what it says to have left undone. It must ask.
 fn interrupted<T>(call: impl FnOnce() -> T) -> (T, String) {
@@ -41,12 +41,29 @@ fn is_interrupted<T>((returned, left): (pushgate::Result<T>, String)) {
     assert_eq!(left, "");
 }
 
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !done() {
+        assert!(begin.elapsed() < hang(), "waiting for {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// A process that is killed when this is dropped.
 struct Process(Child);
 
 impl Process {
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.0), signal).unwrap();
+    /// Stops it. It has stopped when this returns.
+    fn stop(&self) {
+        let pid = Pid::from_child(&self.0);
+        kill_process(pid, Signal::STOP).unwrap();
+        let (_, status) = waitpid(Some(pid), WaitOptions::UNTRACED).unwrap().expect("it is a child");
+        assert!(status.stopped(), "{status:?}");
+    }
+
+    /// It goes on.
+    fn go_on(&self) {
+        kill_process(Pid::from_child(&self.0), Signal::CONT).unwrap();
     }
 }
 
@@ -77,11 +94,7 @@ impl Folder {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pushgate"));
         command.arg("proxy").arg("--proxy-socket").arg(self.socket()).env_remove("PUSHGATE_CONFIG");
         let proxy = Process(command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
-        let begin = Instant::now();
-        while std::os::unix::net::UnixStream::connect(self.socket()).is_err() {
-            assert!(begin.elapsed() < hang(), "no proxy listens");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        until("a proxy", || std::os::unix::net::UnixStream::connect(self.socket()).is_ok());
         proxy
     }
 }
@@ -129,21 +142,22 @@ fn p7_calls_to_a_proxy_that_is_stopped_end_when_they_are_interrupted_and_the_pro
     let held = || remote::usage(&folder.socket(), None).unwrap().users[0].held;
     let before = held();
 
-    proxy.signal(Signal::STOP);
+    proxy.stop();
     is_interrupted(interrupted(|| context.counters()));
     is_interrupted(interrupted(|| first.register_shared(&memory)));
     is_interrupted(interrupted(|| region.deregister()));
     is_interrupted(interrupted(|| first.abort()));
     is_interrupted(interrupted(|| comms[0].queue_pair(1, 1, QpConfig::default())));
     is_interrupted(interrupted(|| context_of_proxy(&folder.socket())));
-    proxy.signal(Signal::CONT);
+    proxy.go_on();
 
     // The handles are as good as before, and nothing is left of what was asked for in vain.
     context.counters().unwrap();
     second.check().unwrap();
     assert!(region.deregister().unwrap());
     let _region = first.register_shared(&memory).unwrap();
-    assert_eq!(held(), before);
+    // The proxy finds last that the program of a context that was not made has hung up.
+    until("the proxy to undo what was added", || held() == before);
 }
 
 #[test]
@@ -157,15 +171,15 @@ fn p7_queue_pairs_and_contexts_of_a_proxy_that_is_stopped_close_when_they_are_in
     };
     assert_eq!(queue_pairs(), 2);
 
-    proxy.signal(Signal::STOP);
+    proxy.stop();
     let ((), left) = interrupted(|| drop(first));
     assert!(left.contains("has not answered (is it stopped?): a queue pair is closed"), "{left}");
-    proxy.signal(Signal::CONT);
+    proxy.go_on();
     context.counters().unwrap();
     assert_eq!(queue_pairs(), 1);
 
     drop((second, comms));
-    proxy.signal(Signal::STOP);
+    proxy.stop();
     let ((), left) = interrupted(|| drop(context));
     assert!(left.contains("it ends this program's queue pairs when it goes on"), "{left}");
 }
@@ -180,13 +194,14 @@ fn role() {
     let pairs: Vec<_> = settings.split(' ').map(|pair| pair.split_once('=').unwrap()).collect();
     let context = context(&pairs).unwrap();
     let comm = Comm::connect(&context, "interrupted", 1, 2).unwrap();
-    let _qp = comm.queue_pair(0, 0, QpConfig::default()).unwrap();
+    let qp = Arc::new(comm.queue_pair(0, 0, QpConfig::default()).unwrap());
+    qp.host_end().unwrap().recv(&mut [0; 8]).unwrap();
     println!("@ready");
     std::thread::sleep(Duration::from_secs(3600));
 }
 
-/// This process as rank 0, the queue pair with rank 1, and that rank's process, which is stopped.
-fn with_a_rank_that_is_stopped(settings: &str) -> (Comm, QueuePair, Process) {
+/// This process as rank 0, its end of the queue pair with rank 1, and that rank's process, which is stopped.
+fn with_a_rank_that_is_stopped(settings: &str) -> (Comm, HostEnd, Process) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "role", "--ignored", "--nocapture", "--test-threads=1"]);
     for key in PluginSettings::keys() {
@@ -196,11 +211,13 @@ fn with_a_rank_that_is_stopped(settings: &str) -> (Comm, QueuePair, Process) {
     let mut rank = Process(command.spawn().unwrap());
     let pairs: Vec<_> = settings.split(' ').map(|pair| pair.split_once('=').unwrap()).collect();
     let comm = Comm::connect(&context(&pairs).unwrap(), "interrupted", 0, 2).unwrap();
-    let qp = comm.queue_pair(1, 0, QpConfig::default()).unwrap();
+    let mut end = Arc::new(comm.queue_pair(1, 0, QpConfig::default()).unwrap()).host_end().unwrap();
+    // This needs a receive of the rank, so its receives are known before it stops.
+    end.send(b"first", 0).unwrap();
     let says = BufReader::new(rank.0.stdout.take().unwrap());
     assert!(says.lines().any(|line| line.unwrap().contains("@ready")));
-    rank.signal(Signal::STOP);
-    (comm, qp, rank)
+    rank.stop();
+    (comm, end, rank)
 }
 
 /// More than the engine needs to fill the sockets.
@@ -216,16 +233,13 @@ fn p7_a_queue_pair_over_tcp_with_a_rank_that_is_stopped_closes_when_it_is_interr
  {
     for io in ["socket", "io-uring"] {
         let settings = format!("qp=tcp window-size=64M tcp-io={io} {}", rendezvous());
-        let (comm, qp, _rank) = with_a_rank_that_is_stopped(&settings);
-        let qp = Arc::new(qp);
-        let mut end = qp.host_end().unwrap();
+        let (comm, mut end, _rank) = with_a_rank_that_is_stopped(&settings);
         // More than the sockets hold.
         let payload = vec![7; 1 << 20];
         while end.try_send(&payload, 0).unwrap() {}
-        drop(end);
         // Each takes a pass of the engine, so that the sockets are full.
         (0..PASSES).for_each(|_| _ = comm.context().counters().unwrap());
-        let ((), left) = interrupted(|| drop(qp));
+        let ((), left) = interrupted(|| drop(end));
         let says = "the queue pair with rank 1 was closed at once: ";
         let (_, arrived) = left.split_once(says).unwrap_or_else(|| panic!("{left}"));
         let count: u64 = arrived.split(' ').next().unwrap().parse().unwrap();
@@ -241,10 +255,10 @@ fn p7_a_communicator_whose_peer_is_stopped_closes_when_it_is_interrupted() {
             "qp=tcp" => format!("{settings} {}", rendezvous()),
             _ => format!("{settings} window-size=64K"),
         };
-        let (comm, qp, _rank) = with_a_rank_that_is_stopped(&settings);
+        let (comm, end, _rank) = with_a_rank_that_is_stopped(&settings);
         // More than the socket holds.
         is_interrupted(interrupted(|| comm.all_gather(&vec![1; 15 << 20])));
-        drop(qp);
+        drop(end);
         let ((), left) = interrupted(|| drop(comm));
         let says = "the communicator of rank 0 was closed at once: ranks [1] have not taken all that was sent to them";
         assert!(left.starts_with(says), "{left}");
@@ -284,9 +298,8 @@ fn compiles() {
     assert!(matches!(e, Error::Interrupted), "{e}");
     let sleeper: i32 = std::fs::read_to_string(&started).unwrap().trim().parse().unwrap();
     // It has ended, or is about to.
-    let begin = Instant::now();
-    while std::fs::read_to_string(format!("/proc/{sleeper}/stat")).is_ok_and(|stat| !stat.contains(") Z ")) {
-        assert!(begin.elapsed() < hang(), "what the compiler started lives on");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    let stat = || std::fs::read_to_string(format!("/proc/{sleeper}/stat"));
+    until("the end of what the compiler started", || {
+        stat().is_ok_and(|s| s.contains(") Z ")) || stat().is_err()
+    });
 }

@@ -27,6 +27,14 @@ static void end_child(void)
 	child = 0;
 }
 
+/* It has stopped when this returns. */
+static int stop_child(void)
+{
+	int status;
+
+	return kill(child, SIGSTOP) == 0 && waitpid(child, &status, WUNTRACED) == child && WIFSTOPPED(status);
+}
+
 /* What is not so ends the program. */
 #define TRUE(what)                                                                                           \
 	do {                                                                                                 \
@@ -92,13 +100,16 @@ static void a_rank_that_is_stopped(const char *rendezvous)
 	context = context_with(settings, 5);
 	DO(pushgate_comm_connect(context, "interrupt", rank, 2, &comm));
 	DO(pushgate_queue_pair_create(comm, 1 - rank, 0, NULL, &qp));
+	DO(pushgate_host_end_create(qp, &end));
 	if (rank == 1) {
+		DO(pushgate_host_end_recv(end, payload, sizeof payload, NULL, NULL));
 		raise(SIGSTOP);
 		_exit(1);
 	}
+	/* This needs a receive of the rank, so its receives are known before it stops. */
+	DO(pushgate_host_end_send(end, payload, 1, 0));
 	TRUE(waitpid(child, &status, WUNTRACED) == child && WIFSTOPPED(status));
 	/* More than the sockets hold. */
-	DO(pushgate_host_end_create(qp, &end));
 	do
 		code = pushgate_host_end_try_send(end, payload, sizeof payload, 0);
 	while (code == PUSHGATE_E_OK);
@@ -137,12 +148,12 @@ static void a_proxy_that_is_stopped(const char *command, const char *socket)
 	}
 	context = context_with(settings, 3);
 	DO(pushgate_context_counters(context, NULL, 0, &counts));
-	TRUE(kill(child, SIGSTOP) == 0);
+	TRUE(stop_child());
 	INTERRUPTED("interrupted", pushgate_context_counters(context, NULL, 0, &counts));
 	/* The handle stays open, and the proxy is as good as before. */
 	TRUE(kill(child, SIGCONT) == 0);
 	DO(pushgate_context_counters(context, NULL, 0, &counts));
-	TRUE(kill(child, SIGSTOP) == 0);
+	TRUE(stop_child());
 	INTERRUPTED("is it stopped?", pushgate_context_close(context));
 	TRUE(pushgate_context_drive(context, NULL) == PUSHGATE_E_HANDLE);
 	end_child();

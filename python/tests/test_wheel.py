@@ -572,6 +572,12 @@ class Interrupted(Exception):
     """What the handler of the tests' signal raises."""
 
 
+def stop(process: "subprocess.Popen[bytes]") -> None:
+    """Stops a process; it has stopped when this returns."""
+    process.send_signal(signal.SIGSTOP)
+    assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
+
+
 class Interrupts(unittest.TestCase):
     """Calls that wait end when Python has an exception for their thread."""
 
@@ -635,12 +641,12 @@ class Interrupts(unittest.TestCase):
                 self.assertLess(time.monotonic(), deadline)
                 time.sleep(0.01)
             context = pushgate.Context({**CPU, "proxy": "process", "proxy-socket": str(at)})
-            proxy.send_signal(signal.SIGSTOP)
+            stop(proxy)
             self.ends(context.counters)
             # The handle stays open, and the proxy is as good as before.
             proxy.send_signal(signal.SIGCONT)
             context.counters()
-            proxy.send_signal(signal.SIGSTOP)
+            stop(proxy)
             self.assertIn("is it stopped?", self.ends(context.close))
             self.assertTrue(context.closed)
 
@@ -651,15 +657,17 @@ class Interrupts(unittest.TestCase):
         settings = {"device": "cpu", "qp": "tcp", "timeout": f"{LIMIT}s", "window-size": "64M", "rendezvous": rendezvous}
         other = "import os, signal, pushgate\n"
         other += f"comm = pushgate.Context({settings!r}).connect('interrupted', 1, 2)\n"
-        other += "qp = comm.queue_pair(0)\nos.kill(os.getpid(), signal.SIGSTOP)\n"
+        other += "qp = comm.queue_pair(0)\nqp.host_end().recv(8)\nos.kill(os.getpid(), signal.SIGSTOP)\n"
         rank = subprocess.Popen([sys.executable, "-c", other])
         self.addCleanup(rank.wait, LIMIT)
         self.addCleanup(rank.kill)
         with pushgate.Context(settings) as context:
             comm = context.connect("interrupted", 0, 2)
             qp = comm.queue_pair(1)
-            self.assertTrue(os.WIFSTOPPED(os.waitpid(rank.pid, os.WUNTRACED)[1]))
             with qp.host_end() as end:
+                # This needs a receive of the rank, so its receives are known before it stops.
+                end.send(b"first")
+                self.assertTrue(os.WIFSTOPPED(os.waitpid(rank.pid, os.WUNTRACED)[1]))
                 # More than the sockets hold.
                 while end.try_send(b"x" * (1 << 20)):
                     pass
