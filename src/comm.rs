@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::fork::OwnedHere;
+use pushgate_driver_shim::interrupt;
 use pushgate_driver_shim::window::WeakPiece;
 use pushgate_proxy::connect::Incarnation;
 use pushgate_proxy::door::{Purpose, Secret, Terms};
-use pushgate_proxy::engine::QpId;
+use pushgate_proxy::engine::{EngineError, QpId};
 use pushgate_proxy::proxy::Proxy;
 use pushgate_proxy::recorder;
 use pushgate_proxy::session::Status;
@@ -373,11 +374,12 @@ impl Comm {
             return;
         }
         let status = Status { rank: Some(self.rank()), ..Status::new(abi::PUSHGATE_ABORTED) };
-        let members = self.members.lock().unwrap_or_else(|e| e.into_inner());
-        for qp in members.keys() {
-            // An error means that the engine is gone; then it has already written the status
-            // everywhere.
-            let _ = self.context.inner.proxy.fail(Some(*qp), status);
+        for (qp, _) in select(&self.members, |_| true) {
+            // Another error means that the engine is gone; then it has already written the status everywhere.
+            if let Err(EngineError::Interrupted(_)) = self.context.inner.proxy.fail(Some(qp), status) {
+                interrupt::leaves_undone("not all queue pairs were told that this rank has aborted");
+                return;
+            }
         }
     }
 

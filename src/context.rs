@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::fork::Owner;
+use pushgate_driver_shim::interrupt;
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::window::Window;
 use pushgate_gpu_kernels::{
@@ -24,7 +25,6 @@ use zerocopy::{Immutable, IntoBytes};
 use crate::engine::{self, Doorbell, Started};
 use crate::error::{Error, Result};
 use crate::host_memory::HostMemory;
-use crate::interrupt;
 use crate::mesh::{Fabric, May};
 use crate::ranks::{Listeners, Membership};
 use crate::settings::{DeviceChoice, DriveChoice, Settings, Transport};

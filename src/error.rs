@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use pushgate_driver_shim::fork::Forked;
+use pushgate_driver_shim::interrupt::Interrupted;
 use pushgate_driver_shim::kmod::KmodError;
 use pushgate_driver_shim::log::Foreign;
 use pushgate_driver_shim::{ShimError, abi, limits};
@@ -225,6 +226,7 @@ impl From<DeviceError> for Error {
     fn from(e: DeviceError) -> Self {
         match e {
             DeviceError::Forked(forked) => Error::Forked(forked),
+            DeviceError::Interrupted(interrupted) => interrupted.into(),
             e => Error::Device(e),
         }
     }
@@ -234,8 +236,15 @@ impl From<EngineError> for Error {
     fn from(e: EngineError) -> Self {
         match e {
             EngineError::Forked(forked) => Error::Forked(forked),
+            EngineError::Interrupted(interrupted) => interrupted.into(),
             e => Error::Proxy(e),
         }
+    }
+}
+
+impl From<Interrupted> for Error {
+    fn from(_: Interrupted) -> Self {
+        Error::Interrupted
     }
 }
 
@@ -306,7 +315,7 @@ impl Error {
             }
             abi::PUSHGATE_REFUSED => {
                 let (refusal, slot) = Refusal::of(status.detail);
-                Error::Refused { rank, slot, why: refusal.words().into() }
+                Error::Refused { rank, slot, why: refusal.words() }
             }
             abi::PUSHGATE_STUCK => Error::Stuck { rank, slot: status.detail },
             abi::PUSHGATE_OVERRUN => Error::Overrun { rank, message: status.detail },

@@ -29,7 +29,6 @@ mod error;
 mod explain;
 mod gpu_mover;
 mod host_memory;
-mod interrupt;
 mod mesh;
 mod origin;
 mod pending;
@@ -49,9 +48,9 @@ pub use context::{Context, ContextBuilder, Module};
 pub use error::{Error, ErrorCode, Result, status_name};
 pub use explain::explain;
 pub use host_memory::HostMemory;
-pub use interrupt::interrupt_by;
 pub use pending::PendingQueuePairs;
 pub use pushgate_driver_shim::abi;
+pub use pushgate_driver_shim::interrupt::{interrupt_by, left_undone};
 pub use pushgate_driver_shim::placed::{State as RingState, Waiting};
 pub use pushgate_gpu_kernels::{
     Available, DeviceBuffer, DeviceChoice, DeviceError, Image, Launch, Running, Source, Stream, Target,

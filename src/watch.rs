@@ -1,12 +1,14 @@
 //! The thread that sees to a proxy process: it passes frames of queue pairs on, and has the next proxy go on with them when
 //! the process is gone, or ends them where none does (P7).
 
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::fork::OwnedHere;
+use pushgate_driver_shim::interrupt::interrupt_by;
 use pushgate_proxy::remote::RemoteEngine;
 use pushgate_proxy::session::Status;
 
@@ -25,7 +27,11 @@ impl Watch {
         let stopped = stop.clone();
         let thread = std::thread::Builder::new()
             .name("pushgate-watch".into())
-            .spawn(move || proxy.attend(&stopped))
+            .spawn(move || {
+                let stop = stopped.clone();
+                interrupt_by(Some(Rc::new(move || stop.is_rung())));
+                proxy.attend(&stopped);
+            })
             .map_err(Error::io("starting the watch of the proxy"))?;
         Ok(Watch { stop, thread: OwnedHere::new(Some(thread)) })
     }

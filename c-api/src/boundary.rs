@@ -43,10 +43,17 @@ thread_local! {
 /// Whatever a panic has left half done is behind locks and atomics of the library, which say so themselves; nothing else of a
 /// call outlives the call.
 pub(crate) fn call(body: impl FnOnce() -> Result<()>) -> c_int {
-    let failed = match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(())) => return PUSHGATE_E_OK,
-        Ok(Err(failed)) => failed,
-        Err(panic) => Failure::new(PUSHGATE_E_INTERNAL, told(&*panic)),
+    // A drop of another library's, on this thread, may have left something.
+    let _ = pushgate::left_undone();
+    let done = catch_unwind(AssertUnwindSafe(body));
+    let failed = match (done, pushgate::left_undone()) {
+        (Ok(Ok(())), None) => return PUSHGATE_E_OK,
+        (Ok(Err(failed)), None) => failed,
+        (Ok(_), Some(left)) => {
+            let why = format!("{}, which has ended at once: {left}", pushgate::Error::Interrupted);
+            Failure::new(PUSHGATE_E_INTERRUPTED, why)
+        }
+        (Err(panic), _) => Failure::new(PUSHGATE_E_INTERNAL, told(&*panic)),
     };
     let mut text = failed.message.into_bytes();
     text.retain(|byte| *byte != 0);

@@ -95,6 +95,9 @@ pub unsafe extern "C" fn pushgate_host_end_try_send(
 }
 
 /// Sends a message as pushgate_host_end_try_send does, and waits for credit, for the setting `timeout` at most.
+///
+/// A send that has returned is posted, and the peer may not have it: pushgate_host_end_flush waits for that. If the message ends the
+/// queue pair, the calls after it fail, and pushgate_last_message() says why.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pushgate_host_end_send(
     end: *const pushgate_host_end,

@@ -293,8 +293,16 @@ pub unsafe extern "C" fn pushgate_kernel_wait(kernel: *const pushgate_kernel, ti
     })
 }
 
-/// Waits for a kernel's end, then closes it. NULL is no error.
+/// Waits for a kernel's end, then closes it. NULL is no error. If the program ends the call, the kernel runs on and stays open.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pushgate_kernel_close(kernel: *mut pushgate_kernel) -> c_int {
-    call(|| table::close::<KernelObject>(kernel))
+    call(|| {
+        table::close_if::<KernelObject>(kernel, |object| {
+            match object.stream.context.wait(&object.running, None) {
+                Err(pushgate::Error::Interrupted) => Err(pushgate::Error::Interrupted.into()),
+                // Its own errors are pushgate_kernel_wait's to tell.
+                Ok(_) | Err(_) => Ok(()),
+            }
+        })
+    })
 }

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
@@ -122,14 +123,35 @@ fn the_header_compiles_as_every_standard_that_it_names() {
     }
 }
 
-/// Builds the program of wrong calls with `flags`.
-fn misuse(name: &str, flags: &[&str]) -> PathBuf {
-    let program = scratch(name).join("misuse");
+/// Builds a program of this folder with `flags`.
+fn built(source: &str, name: &str, flags: &[&str]) -> PathBuf {
+    let program = scratch(name).join(source.trim_end_matches(".c"));
     let mut compile = Command::new("cc");
     compile.args(["-std=c99", "-g", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]).args(flags);
-    compile.arg(root().join("c-api/tests/misuse.c")).args(pkg_config(&["--cflags", "--libs"]));
+    compile.arg(root().join("c-api/tests").join(source)).args(pkg_config(&["--cflags", "--libs"]));
     run(compile.arg("-lpthread").arg("-o").arg(&program));
     program
+}
+
+/// Builds the program of wrong calls with `flags`.
+fn misuse(name: &str, flags: &[&str]) -> PathBuf {
+    built("misuse.c", name, flags)
+}
+
+#[test]
+fn p7_closes_and_calls_to_a_proxy_end_when_the_program_interrupts_them() {
+    if !have("pkg-config") {
+        return;
+    }
+    let interrupt = built("interrupt.c", "interrupt", &[]);
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let folder = scratch("interrupt-proxy");
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o700)).unwrap();
+    let mut program = program(&interrupt);
+    program.arg(pushgate()).arg(format!("127.0.0.1:{port}")).arg(folder.join("socket"));
+    let ended = pushgate_tests::output(&mut program, pushgate_tests::hang());
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.success(), "{said}");
 }
 
 /// How many wrong calls the program's last line counts.

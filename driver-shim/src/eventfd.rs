@@ -37,6 +37,11 @@ impl EventFd {
         rustix::io::retry_on_intr(|| rustix::io::read(&self.0, &mut [0u8; 8])).is_ok()
     }
 
+    /// Whether there is a ring that was not taken.
+    pub fn is_rung(&self) -> bool {
+        poll_until(&self.0, PollFlags::IN, Some(Instant::now())).unwrap_or(false)
+    }
+
     /// Waits for a ring and takes it; false if `timeout` passes without one. `None` waits for ever.
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
         let deadline = deadline(timeout);

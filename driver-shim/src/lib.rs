@@ -12,6 +12,7 @@ pub mod eventfd;
 pub mod fdpass;
 pub mod file;
 pub mod fork;
+pub mod interrupt;
 pub mod kmod;
 pub mod limits;
 pub mod log;

@@ -2,13 +2,23 @@
 
 use std::ffi::OsString;
 use std::fs;
+use std::io::Read;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use pushgate_driver_shim::interrupt;
+use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::cache::{Cache, Key, Temporary};
 use crate::error::{DeviceError, Result};
 use crate::source::Source;
+
+/// Between two looks whether the compiler has ended.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// Writes the source for a command-line compiler, whose messages then cite the name that the
 /// user knows. The file is removed when the guard is dropped.
@@ -26,20 +36,48 @@ pub(crate) fn source_file(cache: &Cache, source: &Source) -> Result<Temporary> {
 /// Runs a compiler; if it fails, what it printed becomes the error.
 pub(crate) fn run_compiler(source: &Source, mut command: Command) -> Result<()> {
     let compiler = command.get_program().to_string_lossy().into_owned();
-    let output = command.output().map_err(|e| DeviceError::Io {
-        what: "start the compiler",
-        path: PathBuf::from(command.get_program()),
-        source: e,
-    })?;
-    if output.status.success() {
-        return Ok(());
+    let io = |what| {
+        let path = PathBuf::from(command.get_program());
+        move |source| DeviceError::Io { what, path, source }
+    };
+    let (not_started, not_waited) = (io("start the compiler"), io("wait for the compiler"));
+    // A group of its own: a compiler is several processes, which end together.
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    let mut child = command.spawn().map_err(not_started)?;
+    let (errors, printed) = (text_of(child.stderr.take()), text_of(child.stdout.take()));
+    let mut asked = interrupt::Now::begin();
+    let ended = loop {
+        match child.try_wait() {
+            Ok(None) => {}
+            ended => break ended.map_err(not_waited)?,
+        }
+        if let Err(interrupted) = asked.check() {
+            // It was not waited for, so the number is its own.
+            let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
+            let _ = child.wait();
+            return Err(interrupted.into());
+        }
+        std::thread::sleep(PAUSE);
+    };
+    let text = [errors, printed].map(|text| text.join().unwrap_or_default()).concat();
+    match ended {
+        Some(status) if status.success() => Ok(()),
+        _ => {
+            let nothing = || format!("({}, no output)", ended.map(|e| e.to_string()).unwrap_or_default());
+            let output = if text.trim().is_empty() { nothing() } else { text };
+            Err(DeviceError::Compile { source_name: source.name().to_owned(), compiler, output })
+        }
     }
-    let mut text = String::from_utf8_lossy(&output.stderr).into_owned();
-    text += &String::from_utf8_lossy(&output.stdout);
-    if text.trim().is_empty() {
-        text = format!("({}, no output)", output.status);
-    }
-    Err(DeviceError::Compile { source_name: source.name().to_owned(), compiler, output: text })
+}
+
+/// Reads what a process prints, in a thread.
+fn text_of(from: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        // What was printed before an error is told all the same.
+        let _ = from.map(|mut from| from.read_to_end(&mut bytes));
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
 }
 
 /// A compiler command, with its output for `--version`, which goes into the key.

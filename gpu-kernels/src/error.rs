@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use pushgate_driver_shim::fork::Forked;
+use pushgate_driver_shim::interrupt::Interrupted;
 
 /// `Result` with a [`DeviceError`].
 pub type Result<T, E = DeviceError> = std::result::Result<T, E>;
@@ -243,6 +244,9 @@ pub enum DeviceError {
     /// The executor belongs to another process, from which this one was forked.
     #[error(transparent)]
     Forked(#[from] Forked),
+    /// The program has ended the call while a compiler ran.
+    #[error(transparent)]
+    Interrupted(#[from] Interrupted),
     /// An operation on a file or a process failed.
     #[error("{what} {}: {source}", path.display())]
     Io {

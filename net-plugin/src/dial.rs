@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use pushgate::settings::{QpKind, Transport};
 use pushgate_driver_shim::closing::PeerStream;
-use pushgate_proxy::addresses::{Places, REMEDY};
+use pushgate_proxy::addresses::{Message, Places};
 use pushgate_proxy::folder::Folder;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
@@ -86,9 +86,9 @@ pub fn choose(here: Here<'_>, handle: &Handle, not_local: Option<&str>) -> Resul
             let why = format!(
                 "local queue pairs do not go there ({not_local}), {why}, and {no_tcp}; set qp alike on all ranks: \
                  PUSHGATE_QP=auto takes tcp where there is no RDMA device, verbs needs one on each host (`pushgate doctor --qp \
-                 verbs` says what is missing); on each host {REMEDY}"
+                 verbs` says what is missing)"
             );
-            unreachable(Code::System, why)
+            unreachable(Code::System, Message::NoWay { why: &why }.to_string())
         }
     }
 }

@@ -7,6 +7,7 @@ use pushgate_driver_shim::{ShimError, abi};
 use pushgate_proxy::endpoint::EndpointError;
 use pushgate_proxy::engine::EngineError;
 use pushgate_proxy::link::verbs::VerbsError;
+use pushgate_proxy::refusal::Refusal;
 use pushgate_proxy::session::Status;
 use pushgate_proxy::status::link_cause;
 
@@ -59,12 +60,11 @@ impl Failure {
                 );
                 (Code::Remote, text)
             }
-            abi::PUSHGATE_REFUSED => (
-                Code::Usage,
-                "a message or request was refused, as one longer than the receive that it met; the line of \
-                 this log before says which"
-                    .into(),
-            ),
+            abi::PUSHGATE_REFUSED => {
+                let (refusal, _) = Refusal::of(status.detail);
+                let code = if refusal == Refusal::Protocol { Code::Remote } else { Code::Usage };
+                (code, format!("a message or request of {} was refused: {}", which(status), refusal.words()))
+            }
             abi::PUSHGATE_ABORTED => {
                 let by = which(status);
                 (Code::System, format!("{by} has aborted it; the log of the rank there says why"))
@@ -123,5 +123,51 @@ impl From<EndpointError> for Failure {
 impl From<ShimError> for Failure {
     fn from(e: ShimError) -> Self {
         Failure::new(Code::System, e.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_connection_names_the_reason_that_its_status_carries() {
+        use pushgate_proxy::refusal::Lengths;
+        let lengths = Refusal::Long(Lengths::of(300, 299));
+        let refused = |refusal: Refusal| refusal.status(0, None);
+        let by = |code, rank, detail| Status { rank: Some(rank), detail, ..Status::new(code) };
+        for (status, code, says) in [
+            (
+                refused(lengths),
+                Code::Usage,
+                "of the sending end was refused: it has 300 bytes, and the receive that it met takes 299",
+            ),
+            (refused(Refusal::Long(None)), Code::Usage, "it is longer than the receive"),
+            (refused(Refusal::Wqe), Code::Usage, "the WQE is none that the ring allows"),
+            (refused(Refusal::Source), Code::Usage, "its payload is not in a region of its own"),
+            (refused(Refusal::Target), Code::Usage, "no region of this rkey"),
+            (refused(Refusal::Signal), Code::Usage, "no signal of this number"),
+            (refused(Refusal::Unreadable), Code::Usage, "which this link does not send"),
+            (refused(Refusal::Device), Code::Usage, "its device's memory could not be written"),
+            (
+                Refusal::Receive.status(1, None),
+                Code::Usage,
+                "of the receiving end was refused: a receive was posted",
+            ),
+            (Refusal::Protocol.status(1, None), Code::Remote, "it broke the protocol"),
+            (by(abi::PUSHGATE_REFUSED, 0, 0), Code::Usage, "the log of its proxy or of its peer's says why"),
+            (by(abi::PUSHGATE_ABORTED, 1, 0), Code::System, "the receiving end has aborted it"),
+            (by(abi::PUSHGATE_PEER_LOST, 1, 0), Code::Remote, "its process ended or closed the connection"),
+            (
+                by(abi::PUSHGATE_LINK_DOWN, 0, abi::PUSHGATE_DOWN_PORT),
+                Code::Remote,
+                "at the sending end: its port is down",
+            ),
+            (by(abi::PUSHGATE_STUCK, 0, 7), Code::Internal, "it ended with stuck"),
+        ] {
+            let failure = Failure::ended(status, "send to node7");
+            assert!(failure.text.starts_with("send to node7: ") && failure.text.contains(says), "{failure}");
+            assert_eq!(failure.code, code, "{failure}");
+        }
     }
 }

@@ -12,7 +12,7 @@ use pushgate::settings::QpKind;
 use pushgate_driver_shim::closing::PeerListener;
 use pushgate_driver_shim::limited;
 use pushgate_driver_shim::users::is_ours_or_root;
-use pushgate_proxy::addresses::{Places, REMEDY, listen};
+use pushgate_proxy::addresses::{Message, Places, listen};
 use pushgate_proxy::door::{Door, Limits};
 use pushgate_proxy::server::SocketFile;
 use pushgate_proxy::wire::peer_cred;
@@ -141,7 +141,10 @@ pub fn listen_tcp(loaded: &Loaded) -> Result<Vec<TcpListener>> {
     let at = loaded.at.as_ref().map_err(|why| Failure::new(Code::System, why.as_str()))?;
     let mut all = at.sockets();
     all.truncate(Places::MOST);
-    listen(&all).map_err(Failure::system(format!("listening for connections at {at}; {REMEDY}")))
+    listen(&all).map_err(|e| {
+        let (at, why) = (at.to_string(), e.to_string());
+        Failure::new(Code::System, Message::Listening { at: &at, why: &why }.to_string())
+    })
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use pushgate_proxy::addresses::{Places, REMEDY, Reach};
+use pushgate_proxy::addresses::{Message, Places, Reach};
 use pushgate_proxy::door::{Dialer, Stream, Terms};
 
 /// The dialed addresses, and the connection that is at the door. No call waits.
@@ -35,8 +35,10 @@ impl Reaching {
                     Err(e) => self.reach.leads_elsewhere(at, e.to_string()),
                 }
             }
-            let tried =
-                |tried| format!("host {} can't be reached ({tried}); on that host {REMEDY}", self.host);
+            let whom = format!("host {}", self.host);
+            let tried = |tried: String| {
+                Message::Unreached { whom: &whom, tried: &tried, host: "that host" }.to_string()
+            };
             let Some((at, socket)) = self.reach.advance().map_err(tried)? else { return Ok(None) };
             match Dialer::new(socket, &self.terms, &[]) {
                 Ok(dialer) => self.at_the_door = Some((at, dialer)),

@@ -3,6 +3,7 @@
 mod book;
 mod takeover;
 
+use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -14,6 +15,8 @@ use std::time::{Duration, Instant};
 use pushgate_driver_shim::bell::{self, Bell, Ringer};
 use pushgate_driver_shim::closing::PeerStream;
 use pushgate_driver_shim::fork::Owner;
+use pushgate_driver_shim::interrupt::{self, Interrupted, LOOK, Turn, Turns};
+use pushgate_driver_shim::limited;
 use pushgate_driver_shim::log::Foreign;
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_driver_shim::process::Process;
@@ -40,6 +43,9 @@ use crate::wire::{self, Answer, Refusal, Reply, Request, TIMEOUT, Usage};
 /// [`TIMEOUT`] (a second longer for each 2 GiB to be mapped), with [`EngineError::Remote`]. After such an error all
 /// calls end with that error, because nobody knows how much of the request the proxy carried out.
 ///
+/// A call that the program ends while it waits ([`interrupt::interrupt_by`]) breaks nothing: the proxy's answer is taken by the next
+/// call, which undoes what the request has added.
+///
 /// Queue pairs whose links are replaced outlive the proxy's process: while a thread is in [`RemoteEngine::attend`], the next
 /// proxy that listens at the same path goes on with them, and calls wait for that.
 ///
@@ -56,12 +62,16 @@ pub struct RemoteEngine {
     /// What this program's producers ring. Each proxy is handed it. `None` in a drop alone.
     bell: Option<Bell>,
     ringer: Ringer,
-    /// Locked while a request is under way.
+    /// Of calls that wait for the proxy.
+    turns: Turns,
+    /// Locked while a request is under way, by the call whose turn it is.
     connection: Mutex<Connection>,
     /// The state of the connection has changed.
     changed: Condvar,
     book: Book,
     lost: AtomicBool,
+    /// Requests of calls that were ended before it was their turn.
+    later: Mutex<VecDeque<Request>>,
 }
 
 /// The connection to the proxy.
@@ -69,6 +79,8 @@ pub struct RemoteEngine {
 struct Connection {
     stream: Arc<PeerStream>,
     state: State,
+    /// What becomes of answers that no call waits for any more, in the order in which they come.
+    owed: VecDeque<Owed>,
     /// A thread is in [`RemoteEngine::attend`].
     attended: bool,
     /// The proxy has said that it ends.
@@ -83,6 +95,39 @@ struct Sessions {
     frames: Arc<FrameSocket>,
     /// The proxy's process.
     process: Arc<Process>,
+}
+
+/// What becomes of the answer to a request whose call has ended.
+#[derive(Debug)]
+enum Owed {
+    /// Nothing.
+    Nothing,
+    /// It names a queue pair that nobody has: that is removed.
+    Qp,
+    /// It names a region, of this queue pair by the proxy's number, that nobody has: that is removed.
+    Region(QpId),
+    /// It says whether this region, of this queue pair by the proxy's number, is removed.
+    Removal(QpId, u32),
+}
+
+/// Why a request has no answer.
+#[derive(Debug)]
+enum Unanswered {
+    Io(io::Error),
+    /// The program has ended the call. The request is on its way.
+    Interrupted,
+}
+
+impl From<io::Error> for Unanswered {
+    fn from(e: io::Error) -> Self {
+        Unanswered::Io(e)
+    }
+}
+
+impl From<Interrupted> for Unanswered {
+    fn from(_: Interrupted) -> Self {
+        Unanswered::Interrupted
+    }
 }
 
 #[derive(Debug)]
@@ -131,7 +176,8 @@ impl RemoteEngine {
         let (bell, ringer) = bell::pair().map_err(|e| remote(format!("a pair of sockets: {e}")))?;
         let sessions = greet(&stream, &bell, name)?;
         let (stream, state) = (Arc::new(stream), State::Live);
-        let connection = Connection { stream, state, attended: false, said_so: false, sessions };
+        let owed = VecDeque::new();
+        let connection = Connection { stream, state, owed, attended: false, said_so: false, sessions };
         Ok(RemoteEngine {
             owner: Owner::here(),
             name: name.into(),
@@ -139,10 +185,12 @@ impl RemoteEngine {
             trusts,
             bell: Some(bell),
             ringer,
+            turns: Turns::default(),
             connection: Mutex::new(connection),
             changed: Condvar::new(),
             book: Book::default(),
             lost: AtomicBool::new(false),
+            later: Mutex::default(),
         })
     }
 
@@ -167,7 +215,7 @@ impl RemoteEngine {
         recovers: Recovers,
     ) -> Result<QpId, EngineError> {
         self.owner.check()?;
-        if self.connection().sessions.is_none() {
+        if self.turn()?.1.sessions.is_none() {
             // An older proxy: the end of the link is the queue pair's.
             return self.add_qp(&memory, options, wake);
         }
@@ -197,18 +245,15 @@ impl RemoteEngine {
         let (bell, peer_bell) = (m.bell.is_some(), m.peer_bell.is_some());
         let request = || Ok(Request::AddQp { options, wake, bell, peer_bell, session });
         // Before the connection is free again: a thread that ends the queue pairs of a lost proxy finds this one.
-        let added = self.ask_and(&request, &fds, limit(bytes.iter().sum()), |answer| {
-            if let Answer::Qp(there) = answer {
-                self.book.add(id, qp.clone(), *there);
+        let added = self.ask_and(&request, &fds, limit(bytes.iter().sum()), |answer, connection| {
+            let Answer::Qp(there) = answer else { return };
+            self.book.add(id, qp.clone(), *there);
+            if let (Some(session), Some(Sessions { frames, .. })) = (&qp.session, &connection.sessions) {
+                session.set_frames(Some(frames.clone()));
             }
         })?;
         let Answer::Qp(_) = added else { return Err(self.unexpected(&added)) };
         if let Some(session) = &qp.session {
-            let connection = self.connection();
-            if let (State::Live, Some(Sessions { frames, .. })) = (&connection.state, &connection.sessions) {
-                session.set_frames(Some(frames.clone()));
-            }
-            drop(connection);
             // Those that have come meanwhile.
             session.hand_over(id);
         }
@@ -221,7 +266,7 @@ impl RemoteEngine {
         let kept = self.book.find(qp)?;
         let bytes = memory.len() as u64;
         let request = || Ok(Request::AddRegion { qp: kept.there(qp)?, bytes });
-        let answer = self.ask_and(&request, &[memory.fd()], limit(memory.len()), |answer| {
+        let answer = self.ask_and(&request, &[memory.fd()], limit(memory.len()), |answer, _| {
             if let Answer::Key(key) = answer {
                 kept.add_region(*key, memory);
             }
@@ -233,22 +278,24 @@ impl RemoteEngine {
     }
 
     /// Removes a region. False if the key names no region, or if copies to the region or messages out of it do not end
-    /// within 2 s.
+    /// within 2 s. A call that the program has ended may be repeated.
     pub fn remove_region(&self, qp: QpId, key: u32) -> Result<bool, EngineError> {
         let kept = self.book.find(qp)?;
         let request = || Ok(Request::RemoveRegion { qp: kept.there(qp)?, key });
-        let answer = self.ask_and(&request, &[], TIMEOUT, |answer| {
+        let answer = self.ask_and(&request, &[], TIMEOUT, |answer, _| {
             if let Answer::Removed(true) = answer {
                 kept.remove_region(key);
             }
         })?;
         match answer {
-            Answer::Removed(removed) => Ok(removed),
+            // Or it went by the answer to a call before this one.
+            Answer::Removed(removed) => Ok(kept.has_removed(key) || removed),
             other => Err(self.unexpected(&other)),
         }
     }
 
-    /// Drops a queue pair and its mappings; returns its last counts.
+    /// Drops a queue pair and its mappings; returns its last counts. If the program ends the call, the proxy drops the queue pair as soon
+    /// as it can.
     pub fn remove_qp(&self, qp: QpId) -> Result<Counters, EngineError> {
         self.owner.check()?;
         let kept = self.book.find(qp)?;
@@ -257,6 +304,11 @@ impl RemoteEngine {
             true => Ok(Answer::Counters(Counters::default())),
             false => self.ask(&|| Ok(Request::RemoveQp { qp: kept.there(qp)? })),
         };
+        if let (Err(EngineError::Interrupted(_)), Ok(there)) = (&answer, kept.there(qp)) {
+            // The proxy may be asked twice, and refuses the second time.
+            self.later().push_back(Request::RemoveQp { qp: there });
+            self.leaves("a queue pair is closed, and what its peer has not got is not known");
+        }
         self.book.remove(qp);
         match answer? {
             Answer::Counters(counters) => Ok(counters),
@@ -292,7 +344,7 @@ impl RemoteEngine {
     /// since the last call is missing.
     pub fn counters(&self) -> Result<Counters, EngineError> {
         let mut sum = None;
-        let counted = |answer: &Answer| {
+        let counted = |answer: &Answer, _: &Connection| {
             if let Answer::Counters(counters) = answer {
                 sum = Some(self.book.counted(*counters));
             }
@@ -340,7 +392,7 @@ impl RemoteEngine {
     }
 
     fn ask(&self, request: &dyn Fn() -> Result<Request, EngineError>) -> Result<Answer, EngineError> {
-        self.ask_and(request, &[], TIMEOUT, |_| {})
+        self.ask_and(request, &[], TIMEOUT, |_, _| {})
     }
 
     /// Asks the proxy, and the next one if this one dies meanwhile. `request` is made for each, for numbers of queue pairs are
@@ -350,10 +402,10 @@ impl RemoteEngine {
         request: &dyn Fn() -> Result<Request, EngineError>,
         fds: &[BorrowedFd<'_>],
         limit: Duration,
-        mut then: impl FnMut(&Answer),
+        mut then: impl FnMut(&Answer, &Connection),
     ) -> Result<Answer, EngineError> {
         self.owner.check()?;
-        let mut connection = self.connection();
+        let (_turn, mut connection) = self.turn()?;
         loop {
             match &connection.state {
                 State::Lost(why) => {
@@ -361,27 +413,39 @@ impl RemoteEngine {
                     return Err(remote(why));
                 }
                 State::Away => {
-                    let waits = self.changed.wait(connection);
-                    connection = waits.unwrap_or_else(PoisonError::into_inner);
+                    let waits = self.changed.wait_timeout(connection, LOOK);
+                    let (kept, waited) = waits.unwrap_or_else(PoisonError::into_inner);
+                    connection = kept;
+                    if waited.timed_out() {
+                        drop(connection);
+                        interrupt::check()?;
+                        connection = self.connection();
+                    }
                     continue;
                 }
                 State::Live => {}
             }
-            match exchange(&connection.stream, &request()?, fds, limit) {
-                Ok((Err(Refusal::Ended { pid, why }), _)) => {
+            let answered = match self.settle(&mut connection) {
+                Ok(None) => connection.exchange(&request()?, fds, limit),
+                Ok(Some(ended)) => Ok(ended),
+                Err(e) => Err(e),
+            };
+            match answered {
+                Ok(Err(Refusal::Ended { pid, why })) => {
                     return Err(self.ends(&mut connection, pid, why));
                 }
-                Ok((reply, _)) => {
+                Ok(reply) => {
                     let answer = reply?;
-                    then(&answer);
+                    then(&answer, &connection);
                     return Ok(answer);
                 }
-                Err(e) if is_closed(&e) && connection.attended => {
+                Err(Unanswered::Interrupted) => return Err(Interrupted.into()),
+                Err(Unanswered::Io(e)) if is_closed(&e) && connection.attended => {
                     // The thread in `attend` sees the end of the connection too, and says what comes of it.
                     connection.leave();
                     self.changed.notify_all();
                 }
-                Err(e) => {
+                Err(Unanswered::Io(e)) => {
                     let why = match e.kind() {
                         ErrorKind::WouldBlock | ErrorKind::TimedOut => {
                             format!("no answer within {} s; is it stopped?", limit.as_secs())
@@ -395,9 +459,41 @@ impl RemoteEngine {
         }
     }
 
+    /// Sends what earlier calls have left, and takes the answers that they did not wait for. Returns the proxy's word that it ends, if
+    /// that comes instead.
+    fn settle(&self, connection: &mut Connection) -> Result<Option<Reply>, Unanswered> {
+        loop {
+            while let Some(request) = self.later().pop_front() {
+                wire::send(&connection.stream, &request, &[])?;
+                connection.owed.push_back(Owed::Nothing);
+            }
+            let Some(owed) = connection.owed.front() else { return Ok(None) };
+            let (reply, _) = answer(&connection.stream, TIMEOUT)?;
+            let undo = match (owed, reply) {
+                (_, reply @ Err(Refusal::Ended { .. })) => return Ok(Some(reply)),
+                (Owed::Qp, Ok(Answer::Qp(qp))) => Some(Request::RemoveQp { qp }),
+                (Owed::Region(qp), Ok(Answer::Key(key))) => Some(Request::RemoveRegion { qp: *qp, key }),
+                (Owed::Removal(there, key), Ok(Answer::Removed(true))) => {
+                    self.book.removed_later(*there, *key);
+                    None
+                }
+                _ => None,
+            };
+            connection.owed.pop_front();
+            self.later().extend(undo);
+        }
+    }
+
+    /// Says of a close that the program has ended what it leaves.
+    fn leaves(&self, what: &str) {
+        let what = format!("the proxy's process{} has not answered (is it stopped?): {what}", self.at());
+        limited!(warn, 0u32, "interrupted by the program: {what}");
+        interrupt::leaves_undone(&what);
+    }
+
     /// Why this program has no proxy, if it has none and waits for none.
     pub fn lost_because(&self) -> Option<EngineError> {
-        let mut connection = self.connection();
+        let (_turn, mut connection) = self.turn().ok()?;
         self.hear(&mut connection);
         match &connection.state {
             State::Lost(why) => Some(remote(why.clone())),
@@ -414,10 +510,13 @@ impl RemoteEngine {
         if matches!(connection.state, State::Lost(_)) || !hung_up {
             return;
         }
-        // Who asked has taken the answer: what is left was said without a request.
-        if let Ok((Err(Refusal::Ended { pid, why }), _)) = wire::recv::<Reply>(&connection.stream) {
-            self.ends(connection, pid, why);
+        // Who asked has taken the answer, or nobody will: the last one was said without a request.
+        for _ in 0..=connection.owed.len() {
+            if let Ok((Err(Refusal::Ended { pid, why }), _)) = wire::recv::<Reply>(&connection.stream) {
+                self.ends(connection, pid, why);
+            }
         }
+        connection.owed.clear();
     }
 
     /// The proxy has said that it ends, and why.
@@ -459,6 +558,15 @@ impl RemoteEngine {
         }
     }
 
+    /// The connection, for a call whose turn it is, which may wait for the proxy.
+    fn turn(&self) -> Result<(Turn<'_>, MutexGuard<'_, Connection>), Interrupted> {
+        Ok((self.turns.take()?, self.connection()))
+    }
+
+    fn later(&self) -> MutexGuard<'_, VecDeque<Request>> {
+        self.later.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn connection(&self) -> MutexGuard<'_, Connection> {
         // A panic leaves the state whole, so a poisoned lock is no reason to stop.
         self.connection.lock().unwrap_or_else(PoisonError::into_inner)
@@ -466,6 +574,25 @@ impl RemoteEngine {
 }
 
 impl Connection {
+    /// Asks the proxy, to which nothing is owed. The answer to a request whose call the program has ended is owed.
+    fn exchange(
+        &mut self,
+        request: &Request,
+        fds: &[BorrowedFd<'_>],
+        limit: Duration,
+    ) -> Result<Reply, Unanswered> {
+        let answered = exchange(&self.stream, request, fds, limit);
+        if let Err(Unanswered::Interrupted) = answered {
+            self.owed.push_back(match request {
+                Request::AddQp { .. } => Owed::Qp,
+                Request::AddRegion { qp, .. } => Owed::Region(*qp),
+                Request::RemoveRegion { qp, key } => Owed::Removal(*qp, *key),
+                _ => Owed::Nothing,
+            });
+        }
+        answered.map(|(reply, _)| reply)
+    }
+
     /// The proxy is gone, and another one may take its place.
     fn leave(&mut self) {
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
@@ -484,8 +611,10 @@ impl Drop for RemoteEngine {
         }
         // Without Bye the peers would be told that this program was lost. The answer means that nothing of this program
         // is mapped there any more.
-        if !self.lost() {
-            let _ = self.ask(&|| Ok(Request::Bye));
+        if !self.lost()
+            && let Err(EngineError::Interrupted(_)) = self.ask(&|| Ok(Request::Bye))
+        {
+            self.leaves("it ends this program's queue pairs when it goes on");
         }
     }
 }
@@ -594,20 +723,29 @@ fn exchange(
     request: &Request,
     fds: &[BorrowedFd<'_>],
     limit: Duration,
-) -> io::Result<(Reply, Vec<OwnedFd>)> {
+) -> Result<(Reply, Vec<OwnedFd>), Unanswered> {
     stream.set_write_timeout(Some(TIMEOUT))?;
-    stream.set_read_timeout(Some(limit))?;
     match wire::send(stream, request, fds) {
         Ok(()) => {}
         // The proxy may have hung up behind a reply that says why.
         Err(e) if matches!(e.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
-            return wire::recv(stream).map_err(|_| e);
+            return wire::recv(stream).map_err(|_| e.into());
         }
-        Err(e) => return Err(e),
+        Err(e) => return Err(e.into()),
     }
+    answer(stream, limit)
+}
+
+/// Waits for an answer.
+fn answer(stream: &UnixStream, limit: Duration) -> Result<(Reply, Vec<OwnedFd>), Unanswered> {
+    // A frame that has begun is soon whole.
+    if !interrupt::wait(&mut [PollFd::new(stream, PollFlags::IN)], Instant::now() + limit)? {
+        return Err(io::Error::from(ErrorKind::TimedOut).into());
+    }
+    stream.set_read_timeout(Some(limit))?;
     let (reply, fds): (Reply, _) = wire::recv(stream)?;
     if !fds.is_empty() && !matches!(reply, Ok(Answer::Channel)) {
-        return Err(io::Error::new(ErrorKind::InvalidData, "an answer with descriptors"));
+        return Err(io::Error::new(ErrorKind::InvalidData, "an answer with descriptors").into());
     }
     Ok((reply, fds))
 }
@@ -635,7 +773,15 @@ pub fn usage(path: &Path, trusts: Option<u32>) -> Result<Usage, EngineError> {
 /// `trusts`.
 fn dial(path: &Path, deadline: Instant, trusts: Option<u32>) -> Result<PeerStream, EngineError> {
     let at = path.display();
-    let stream = wire::dial(path, deadline).map_err(|e| match e.kind() {
+    let dialled = loop {
+        let until = deadline.min(Instant::now() + LOOK);
+        match wire::dial(path, until) {
+            // Its queue of connections is full.
+            Err(e) if e.kind() == ErrorKind::WouldBlock && until < deadline => interrupt::check()?,
+            dialled => break dialled,
+        }
+    };
+    let stream = dialled.map_err(|e| match e.kind() {
         ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
             remote(format!("no proxy listens at {at} ({e}): start `pushgate proxy`"))
         }
@@ -692,7 +838,8 @@ fn asks(
 ) -> Result<(Answer, Vec<OwnedFd>), EngineError> {
     match exchange(stream, request, fds, TIMEOUT) {
         Ok((reply, fds)) => Ok((reply?, fds)),
-        Err(e) => Err(remote(match e.kind() {
+        Err(Unanswered::Interrupted) => Err(Interrupted.into()),
+        Err(Unanswered::Io(e)) => Err(remote(match e.kind() {
             ErrorKind::WouldBlock | ErrorKind::TimedOut => {
                 format!("no answer within {} s; is it stopped?", TIMEOUT.as_secs())
             }

@@ -3,6 +3,7 @@
 mod common;
 
 use std::io;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -10,11 +11,12 @@ use std::time::{Duration, Instant};
 use common::*;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::interrupt::{interrupt_by, left_undone};
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::record::{Opcode, Record, RecordWords};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::endpoint::{Endpoint, QpOptions};
-use pushgate_proxy::engine::{Drive, Engine, EngineError, EngineOptions};
+use pushgate_proxy::engine::{Drive, Engine, EngineError, EngineOptions, QpId};
 use pushgate_proxy::forward_to;
 use pushgate_proxy::gate::{Budget, Permit};
 use pushgate_proxy::idle::Wake;
@@ -274,8 +276,8 @@ impl Mover for Stuck {
     }
 }
 
-#[test]
-fn p8_an_engine_that_ends_keeps_what_a_device_still_copies() {
+/// An engine whose device copies for ever for a queue pair, the receiving end's memory and the sending end's, and the copy engine.
+fn copying_for_ever() -> (Engine, QpId, [Arc<Memory>; 2], Arc<()>) {
     let [own, peer] = [0, 1].map(|rank| Memory::new(Geometry { rank, ..GEOMETRY }));
     let (started, here) = (Arc::new(AtomicU64::new(0)), Arc::new(()));
     let mover = Box::new(Stuck { started: started.clone(), _here: here.clone() });
@@ -296,6 +298,25 @@ fn p8_an_engine_that_ends_keeps_what_a_device_still_copies() {
     }
     drop(sender);
     assert_eq!(mapped_by(&peer.window_read), 2, "the test and the engine");
+    (engine, qp, [own, peer], here)
+}
+
+#[test]
+fn p7_p8_a_queue_pair_whose_removal_is_interrupted_keeps_what_a_device_still_copies() {
+    let (engine, qp, [_own, peer], _here) = copying_for_ever();
+    interrupt_by(Some(Rc::new(|| true)));
+    let removed = engine.remove_qp(qp);
+    interrupt_by(None);
+    // Without the interrupt the same comes of it after 2 s.
+    assert!(matches!(removed, Err(EngineError::Unsettled(_))), "{removed:?}");
+    let left = left_undone().expect("it was interrupted");
+    assert!(left.contains("the queue pair with rank 1 was closed at once: 0 messages"), "{left}");
+    assert_eq!(mapped_by(&peer.window_read), 2, "the copy's source was unmapped");
+}
+
+#[test]
+fn p8_an_engine_that_ends_keeps_what_a_device_still_copies() {
+    let (engine, _, [own, peer], here) = copying_for_ever();
     drop(engine);
     assert_eq!(mapped_by(&peer.window_read), 2, "the copy's source was unmapped");
     assert_eq!(Arc::strong_count(&here), 2, "to end the copy engine is to wait for its copies");

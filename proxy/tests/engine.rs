@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::rc::Rc;
 use std::sync::{Mutex, MutexGuard};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -9,9 +10,10 @@ use std::time::{Duration, Instant};
 use common::*;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::interrupt::interrupt_by;
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::endpoint::{Endpoint, QpOptions};
-use pushgate_proxy::engine::{Engine, EngineOptions, QpId};
+use pushgate_proxy::engine::{Engine, EngineError, EngineOptions, QpId};
 use pushgate_proxy::idle::Wake;
 use pushgate_tests::{hang, patience, patience_factor, skip};
 use rustix::time::{ClockId, clock_gettime};
@@ -225,7 +227,12 @@ fn p7_p8_removing_a_region_waits_for_its_reader_and_holds_up_nobody() {
     while released() == 0 {
         assert!(begin.elapsed() < hang(), "it is not sent");
     }
-    // No peer reads it: after the limit the region is what it was.
+    // No peer reads it: when the program wants its thread back the region is what it was.
+    interrupt_by(Some(Rc::new(|| true)));
+    let interrupted = running.engines[0].remove_region(running.qps[0], lkey);
+    interrupt_by(None);
+    assert!(matches!(interrupted, Err(EngineError::Interrupted(_))), "{interrupted:?}");
+    // And after the limit too.
     let begin = Instant::now();
     assert!(!running.engines[0].remove_region(running.qps[0], lkey).unwrap());
     assert!(begin.elapsed() >= Duration::from_secs(2));

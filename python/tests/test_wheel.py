@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -571,6 +572,12 @@ class Interrupted(Exception):
     """What the handler of the tests' signal raises."""
 
 
+def stop(process: "subprocess.Popen[bytes]") -> None:
+    """Stops a process; it has stopped when this returns."""
+    process.send_signal(signal.SIGSTOP)
+    assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
+
+
 class Interrupts(unittest.TestCase):
     """Calls that wait end when Python has an exception for their thread."""
 
@@ -581,11 +588,14 @@ class Interrupts(unittest.TestCase):
         self.addCleanup(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, handler))
         self.addCleanup(signal.setitimer, signal.ITIMER_REAL, 0)
 
-    def ends(self, call: Callable[[], object]) -> None:
-        """The call would wait for the setting ``timeout``, LIMIT, or for ever."""
+    def ends(self, call: Callable[[], object]) -> str:
+        """The call would wait for seconds, for the setting ``timeout``, LIMIT, or for ever. Returns what the library says of its end: an
+        exception that came after the call has no cause."""
         signal.setitimer(signal.ITIMER_REAL, 0.3)
-        with self.assertRaises(Interrupted):
+        with self.assertRaises(Interrupted) as raised:
             call()
+        self.assertIsInstance(raised.exception.__cause__, pushgate.Error)
+        return str(raised.exception.__cause__)
 
     def test_a_signal_ends_each_call_that_waits_for_a_peer(self) -> None:
         with pushgate.Context({**CPU, "timeout": f"{LIMIT}s"}) as context:
@@ -617,6 +627,72 @@ class Interrupts(unittest.TestCase):
                 with made[0].host_end() as peer:
                     self.assertEqual(peer.recv(100), (b"x" * 100, 0))
             for handle in (*made, *comms):
+                handle.close()
+
+
+    def test_a_signal_ends_calls_and_the_close_of_a_context_while_the_proxy_is_stopped(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            at = Path(folder, "proxy")
+            proxy = subprocess.Popen([pushgate.command(), "proxy", "--proxy-socket", at], stderr=subprocess.DEVNULL)
+            self.addCleanup(proxy.wait, LIMIT)
+            self.addCleanup(proxy.kill)
+            deadline = time.monotonic() + LIMIT
+            while not at.exists():
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.01)
+            context = pushgate.Context({**CPU, "proxy": "process", "proxy-socket": str(at)})
+            stop(proxy)
+            self.ends(context.counters)
+            # The handle stays open, and the proxy is as good as before.
+            proxy.send_signal(signal.SIGCONT)
+            context.counters()
+            stop(proxy)
+            self.assertIn("is it stopped?", self.ends(context.close))
+            self.assertTrue(context.closed)
+
+    def test_a_signal_ends_the_closes_of_a_queue_pair_and_a_communicator_whose_peer_is_stopped(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            rendezvous = "127.0.0.1:%d" % free.getsockname()[1]
+        settings = {"device": "cpu", "qp": "tcp", "timeout": f"{LIMIT}s", "window-size": "64M", "rendezvous": rendezvous}
+        other = "import os, signal, pushgate\n"
+        other += f"comm = pushgate.Context({settings!r}).connect('interrupted', 1, 2)\n"
+        other += "qp = comm.queue_pair(0)\nqp.host_end().recv(8)\nos.kill(os.getpid(), signal.SIGSTOP)\n"
+        rank = subprocess.Popen([sys.executable, "-c", other])
+        self.addCleanup(rank.wait, LIMIT)
+        self.addCleanup(rank.kill)
+        with pushgate.Context(settings) as context:
+            comm = context.connect("interrupted", 0, 2)
+            qp = comm.queue_pair(1)
+            with qp.host_end() as end:
+                # This needs a receive of the rank, so its receives are known before it stops.
+                end.send(b"first")
+                self.assertTrue(os.WIFSTOPPED(os.waitpid(rank.pid, os.WUNTRACED)[1]))
+                # More than the sockets hold.
+                while end.try_send(b"x" * (1 << 20)):
+                    pass
+            # Each takes a pass of the engine, so that the sockets are full.
+            for _ in range(1000):
+                context.counters()
+            self.assertIn("messages have not arrived there", self.ends(qp.close))
+            self.assertTrue(qp.closed)
+            self.ends(lambda: comm.all_gather(b"x" * (15 << 20)))
+            self.assertIn("ranks [1] have not taken all", self.ends(comm.close))
+            self.assertTrue(comm.closed)
+
+    def test_a_signal_ends_the_close_of_a_kernel_which_stays_open(self) -> None:
+        with pushgate.Context({**CPU, "timeout": f"{LIMIT}s"}) as context:
+            comms = context.local(2)
+            first, second = in_threads([lambda: comms[0].queue_pair(1), lambda: comms[1].queue_pair(0)])
+            source = SOURCE.replace("put_signal<block>(qp, p.rkey, 0, reinterpret_cast<const void *>(p.data), p.bytes, 0, 1)", "status::ok")
+            with context.load_text("waits.cu", source) as module, context.stream() as stream, context.alloc_device(8) as result:
+                params = Params(first.device_address, 0, result.address, 0, 0)
+                kernel = stream.launch(module, "put_to_peer", params, block=1, needs=(result, first))
+                self.ends(kernel.close)
+                self.assertFalse(kernel.closed)
+                first.abort()
+                kernel.close()
+            for handle in (first, second, *comms):
                 handle.close()
 
 

@@ -31,6 +31,7 @@ use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -39,6 +40,8 @@ use std::time::{Duration, Instant};
 use pushgate_driver_shim::closing::PeerStream;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::fdpass::{Carrier, Frame};
+use pushgate_driver_shim::interrupt::{self, interrupt_by};
+use pushgate_driver_shim::limited;
 use pushgate_driver_shim::process::Process;
 use pushgate_proxy::connect::{self, Incarnation};
 use pushgate_proxy::door::{self, Terms};
@@ -49,7 +52,6 @@ use rustix::io::Errno;
 use rustix::net::connect_unspec;
 
 use crate::error::{Error, Result};
-use crate::interrupt;
 use crate::settings::Transport;
 use inbox::{Inbox, Leaving, Most, State};
 #[cfg(test)]
@@ -409,7 +411,12 @@ impl Mesh {
         let (shared, beats, again) = (self.shared.clone(), self.beats, self.again.take());
         let reader = std::thread::Builder::new()
             .name("pushgate-mesh".into())
-            .spawn(move || reader::run(&shared, beats, again.as_ref(), &events))
+            .spawn(move || {
+                let stop = shared.clone();
+                // Relaxed: the reader's loop looks at the flag again.
+                interrupt_by(Some(Rc::new(move || stop.stop.load(Ordering::Relaxed))));
+                reader::run(&shared, beats, again.as_ref(), &events);
+            })
             .map_err(Error::io("starting the mesh's thread"))?;
         self.reader = Some(reader);
         Ok(())
@@ -590,7 +597,8 @@ impl Mesh {
         self.shared.bell.ring();
     }
 
-    /// Says farewell to all peers that still listen, and waits until the farewells have left.
+    /// Says farewell to all peers that still listen, and waits until the farewells have left, or until the program wants its thread
+    /// back.
     fn leave(&self) {
         // A peer ignores everything after the farewell, so report the ends first.
         self.shared.tell_ends();
@@ -607,15 +615,39 @@ impl Mesh {
         }
         self.shared.bell.ring();
         let deadline = Instant::now() + self.timeout;
-        for peer in self.shared.peers.iter().flatten() {
+        let mut untold = Vec::new();
+        for (rank, peer) in self.shared.peers.iter().enumerate() {
+            let Some(peer) = peer else { continue };
             let mut out = peer.out();
             while !out.closed && !out.has_left() {
                 let left = deadline.saturating_duration_since(Instant::now());
                 if left.is_zero() {
                     break;
                 }
-                out = peer.room.wait_timeout(out, left).unwrap_or_else(|e| e.into_inner()).0;
+                if !untold.is_empty() {
+                    untold.push(rank);
+                    break;
+                }
+                let waited = peer.room.wait_timeout(out, left.min(interrupt::LOOK));
+                let (kept, waited) = waited.unwrap_or_else(|e| e.into_inner());
+                out = kept;
+                if waited.timed_out() {
+                    drop(out);
+                    if interrupt::check().is_err() {
+                        untold.push(rank);
+                        break;
+                    }
+                    out = peer.out();
+                }
             }
+        }
+        if !untold.is_empty() {
+            let what = format!(
+                "the communicator of rank {} was closed at once: ranks {untold:?} have not taken all that was sent to them, and                  count this rank as lost",
+                self.rank
+            );
+            limited!(warn, self.rank, "interrupted by the program: {what}");
+            interrupt::leaves_undone(&what);
         }
     }
 }

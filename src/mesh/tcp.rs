@@ -18,10 +18,11 @@ use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
+use pushgate_driver_shim::interrupt;
 use pushgate_driver_shim::limited;
 use pushgate_driver_shim::log::Foreign;
 use pushgate_driver_shim::versions::ABI;
-use pushgate_proxy::addresses::{Places, REMEDY, Reach, Wish, listen, offer, own, resolve};
+use pushgate_proxy::addresses::{Message, Places, Reach, Wish, listen, offer, own, resolve};
 use pushgate_proxy::door::{Arrival, Dialer, Door, DoorError, Limits, Refused, Stream, Terms, VARIABLE};
 use pushgate_proxy::redial::envelope::{HEADER, Incoming, envelope, opened, send_all, tune};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -33,7 +34,6 @@ use greeting::{Answer, Hello, MAX_ANSWER, MAX_GREETING, RELEASE, VERSIONS, answe
 pub(crate) use reach::{Fabric, May};
 
 use crate::error::{Error, Result};
-use crate::interrupt;
 
 /// Time for one try of all addresses of a rank: one that swallows packets must not use up the time of the others.
 const ATTEMPT: Duration = Duration::from_secs(3);
@@ -230,9 +230,8 @@ impl<'a> Me<'a> {
             match self.try_addresses(place)? {
                 Ok(stream) => return Ok(stream),
                 Err(tried) if Instant::now() >= self.deadline => {
-                    let what = format!(
-                        "connecting to rank {rank} at {place} ({tried}); on rank {rank}'s host {REMEDY}"
-                    );
+                    let (whom, host) = (format!("rank {rank} at {place}"), format!("rank {rank}'s host"));
+                    let what = Message::Unreached { whom: &whom, tried: &tried, host: &host }.to_string();
                     return Err(Error::TimedOut { what, after: self.timeout });
                 }
                 Err(_) => {

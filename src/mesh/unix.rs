@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::closing::{Closes, PeerListener, PeerStream};
 use pushgate_driver_shim::fdpass::{Frame, Incoming, send_message};
+use pushgate_driver_shim::interrupt;
 use pushgate_driver_shim::limited;
 use pushgate_driver_shim::log::Foreign;
 use pushgate_driver_shim::process::Process;
@@ -30,7 +31,6 @@ use rustix::process::geteuid;
 
 use super::{Link, Stream};
 use crate::error::{Error, Result};
-use crate::interrupt;
 
 /// Version of the messages between ranks of one host.
 const VERSION: u32 = 3;
@@ -264,7 +264,7 @@ impl Me<'_> {
             match at.dial(until) {
                 // Its queue of connections is full.
                 Err(e) if e.kind() == ErrorKind::WouldBlock && until < self.deadline => {
-                    interrupt::check().map_err(Dial::Wrong)?;
+                    interrupt::check().map_err(|interrupted| Dial::Wrong(interrupted.into()))?;
                 }
                 dialled => break dialled.map_err(Dial::Later)?,
             }

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use pushgate_driver_shim::abi;
+use pushgate_driver_shim::interrupt;
 use pushgate_driver_shim::record::{Opcode, Record};
 use pushgate_driver_shim::window::Window;
 use pushgate_proxy::producer::{Producer, Received};
@@ -14,7 +15,6 @@ use super::memory::{InboundPayload, Own};
 use super::queue_pair::QueuePair;
 use crate::engine::Doorbell;
 use crate::error::{Error, Result};
-use crate::interrupt;
 use crate::settings::DriveChoice;
 
 /// Looks at the shared words between two looks at the clock and at the queue pair's health.
@@ -84,6 +84,9 @@ impl HostEnd {
     }
 
     /// [`HostEnd::try_send`], waiting for credit.
+    ///
+    /// A send that has returned is posted, and the peer may not have it: [`HostEnd::flush`] waits for that. If the message ends the
+    /// queue pair, the calls after it fail, and their error says why. [`HostEnd::recv`] loses no message that is longer than its buffer.
     pub fn send(&mut self, payload: &[u8], tag: u32) -> Result<()> {
         self.until("credit for a send", |end| end.try_send(payload, tag))
     }

@@ -53,14 +53,14 @@ impl<'a> OwnEnd<'a> {
             unreachable!("an end is prepared before it goes live")
         };
         let met = prepared.meet(places).map_err(|e| self.refused(e))?;
-        let OwnEnd { context, peer, peer_pid, own, .. } = self;
+        let OwnEnd { context, peer, peer_pid, own, address, .. } = self;
         let driven = match met {
             Met::Local(met) => local::drive(context, own, peer, peer_pid, *met, &mut || call.hand_over())?,
             Met::Verbs(met) => {
                 let tell = call.teller();
                 verbs::drive(context, own, peer, *met, tell, &mut || call.hand_over())?
             }
-            Met::Tcp(met) => tcp::drive(context, own, peer, *met, call)?,
+            Met::Tcp(met) => tcp::drive(context, own, (peer, address), *met, call)?,
             Met::Rails(met) => verbs::drive_rails(context, own, peer, *met, call)?,
         };
         QueuePair::new(context, peer, driven)

@@ -3,7 +3,8 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use pushgate_proxy::addresses::{REMEDY, Wish, offer};
+use pushgate_driver_shim::interrupt;
+use pushgate_proxy::addresses::{Message, Wish, offer};
 use pushgate_proxy::connect::{Opening, TcpMet, TcpOpening};
 use pushgate_proxy::idle::Wake;
 use pushgate_proxy::link::tcp::Config;
@@ -13,7 +14,6 @@ use super::memory::{DrivenEnd, Own};
 use super::verbs;
 use crate::context::Context;
 use crate::error::{Error, Result};
-use crate::interrupt;
 use crate::mesh::Call;
 use crate::settings::Settings;
 
@@ -42,13 +42,7 @@ impl From<&Settings> for Config {
 /// setting `host` goes before it.
 pub(super) fn open(context: &Context, own: &Own, reached: SocketAddr, peer: u32) -> Result<Opening> {
     let s = context.settings();
-    let address = match s.host.as_str() {
-        "auto" => reached,
-        host => {
-            let wish = Wish { host, ..Wish::default() };
-            offer(&wish).map_err(Error::Tcp)?.sockets()[0]
-        }
-    };
+    let address = listens(s, reached)?;
     let rank = own.geometry.rank;
     let meeting = context.tcp(address, rank < peer)?;
     let config = Config { posted_receives: own.config.posted_receives, ..Config::from(s) };
@@ -57,11 +51,19 @@ pub(super) fn open(context: &Context, own: &Own, reached: SocketAddr, peer: u32)
     Ok(Opening::Tcp(Box::new(opening)))
 }
 
+/// Where this end listens.
+fn listens(s: &Settings, reached: SocketAddr) -> Result<SocketAddr> {
+    match s.host.as_str() {
+        "auto" => Ok(reached),
+        host => Ok(offer(&Wish { host, ..Wish::default() }).map_err(Error::Tcp)?.sockets()[0]),
+    }
+}
+
 /// Waits for the streams, then hands both ends to the engine.
 pub(super) fn drive(
     context: &Context,
     own: Own,
-    peer: u32,
+    (peer, reached): (u32, SocketAddr),
     met: TcpMet,
     call: &mut Call<'_>,
 ) -> Result<DrivenEnd> {
@@ -71,9 +73,8 @@ pub(super) fn drive(
     let mut asked = interrupt::Now::begin();
     while !link.joined().map_err(|why| Error::Tcp(format!("streams to rank {peer}: {why}")))? {
         if Instant::now() >= until {
-            let what = format!(
-                "waiting for streams to rank {peer}, which perhaps does not reach this host's ports; {REMEDY}"
-            );
+            let at = listens(context.settings(), reached)?.ip().to_string();
+            let what = Message::NotDialled { rank: peer, at: &at }.to_string();
             return Err(Error::TimedOut { what, after });
         }
         asked.check()?;

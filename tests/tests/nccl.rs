@@ -292,6 +292,12 @@ fn p8_a_receive_shorter_than_its_message_is_an_error_and_not_a_cut() {
 }
 
 #[test]
+fn p8_a_send_after_one_that_was_longer_than_its_receive_fails_and_names_both_lengths() {
+    run("long");
+    run_with(command("long"), &[("PUSHGATE_QP", "tcp"), ("PUSHGATE_HOST", "127.0.0.1")]);
+}
+
+#[test]
 fn p7_p8_garbage_for_handles_and_strangers_are_refused_and_hurt_nobody() {
     for version in &[12, 9][..times(2, 1)] {
         run(&format!("garbage --version {version}"));

@@ -305,8 +305,9 @@ typedef struct pushgate_stream pushgate_stream;
 typedef void (*pushgate_log_write)(void *argument, uint32_t level, const char *line);
 
 /**
- * Says whether the call of this thread is to end: 0, or another number for yes. It returns soon, throws nothing, and calls nothing of
- * the library.
+ * Says whether the call of this thread is to end: 0, or another number for yes. It returns soon, throws nothing, calls nothing of
+ * the library, and waits for no thread that is in a call of the library. One call may ask several times: once the answer was yes, it
+ * is yes until the call has returned.
  */
 typedef int (*pushgate_interrupt)(void *argument);
 
@@ -475,6 +476,11 @@ int pushgate_log_start(const char *filter,
  *
  * The handles of an interrupted call stay open. A call for one message has then sent and taken nothing; after a call in which ranks
  * meet, the ranks may not agree any more: close the communicator.
+ *
+ * The closes of a queue pair, a communicator and a context close the handle all the same: they wait for no peer any more, and
+ * pushgate_last_message() says what the peers have not got. A region and a kernel stay open, for their memory is still in use.
+ *
+ * What the library waits for in other libraries, ends by itself alone: the driver of a GPU, and the system's look-up of a host's name.
  *
  * @param ask       NULL: calls of this thread ask nothing, as before.
  * @param argument  Goes to `ask`; it is valid until the thread ends or sets another function.
@@ -882,7 +888,7 @@ int pushgate_kernel_wait(const struct pushgate_kernel *kernel,
                          uint64_t timeout_ms);
 
 /**
- * Waits for a kernel's end, then closes it. NULL is no error.
+ * Waits for a kernel's end, then closes it. NULL is no error. If the program ends the call, the kernel runs on and stays open.
  */
 int pushgate_kernel_close(struct pushgate_kernel *kernel);
 
@@ -911,6 +917,9 @@ int pushgate_host_end_try_send(const struct pushgate_host_end *end,
 
 /**
  * Sends a message as pushgate_host_end_try_send does, and waits for credit, for the setting `timeout` at most.
+ *
+ * A send that has returned is posted, and the peer may not have it: pushgate_host_end_flush waits for that. If the message ends the
+ * queue pair, the calls after it fail, and pushgate_last_message() says why.
  */
 int pushgate_host_end_send(const struct pushgate_host_end *end,
                            const void *payload,

@@ -9,6 +9,7 @@ mod places;
 mod reach;
 #[cfg(test)]
 mod tests;
+mod words;
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6, TcpListener, ToSocketAddrs};
@@ -17,11 +18,10 @@ pub use interfaces::{Held, Interface};
 pub use names::Names;
 pub use places::Places;
 pub use reach::{Reach, routes};
+pub use words::{Message, REMEDY};
 
 use crate::link::verbs::gid::Family;
 
-/// What a message about a missing or wrong address tells the user to do.
-pub const REMEDY: &str = "set PUSHGATE_HOST to an address of this host that the other hosts reach";
 /// The most interfaces that a message lists.
 const MOST_TOLD: usize = 8;
 /// How often a port is sought that is free at several addresses.
@@ -116,7 +116,7 @@ pub fn offer(wish: &Wish<'_>) -> Result<Offered, String> {
         // A sandbox may forbid to ask. What is named needs no answer.
         Err(why) => match wish.host.parse() {
             Ok(ip) => Ok(Offered::named(ip)),
-            Err(_) => Err(format!("no address of this host is known: {why}; {REMEDY}")),
+            Err(_) => Err(Message::Unknown { why: &why.to_string() }.to_string()),
         },
     }
 }
@@ -179,19 +179,19 @@ pub fn choose(
     found.sort_by_key(|(order, ..)| *order);
     let best = found.iter().map(|(_, class, _)| *class).min();
     let Some(best) = best else {
-        let why = "no interface has an IP address, by which ranks of several hosts meet, over InfiniBand too";
-        return Err(format!("{why}: {}; {REMEDY}", looked_at(all, wish)));
+        return Err(Message::None { looked_at: &looked_at(all, wish) }.to_string());
     };
     // What is named is wanted, of whatever kind; but no other host is sent to its own loopback device.
     let keeps = |class: Class| class == best || (wish.names.is_some() && class < Class::Here);
     let at: Vec<_> = found.into_iter().filter(|(_, class, _)| keeps(*class)).map(|(.., at)| at).collect();
-    let only_here = (best == Class::Here).then(|| format!("{}; {REMEDY}", looked_at(all, wish)));
+    let only_here =
+        (best == Class::Here).then(|| Message::OnlyHere { looked_at: &looked_at(all, wish) }.to_string());
     Ok(Offered { at, only_here })
 }
 
 /// The address that the setting `host` names: `10.0.0.1`, `fe80::1%eth0`, or `fe80::1` where one interface has that.
 fn named(all: &[Interface], host: &str) -> Result<Offered, String> {
-    let of = |why: String| format!("the address {host} that PUSHGATE_HOST names: {why}; {REMEDY}");
+    let of = |why: String| Message::Named { host, why: &why }.to_string();
     let (ip, zone) = split(host).ok_or_else(|| of("it is no IP address".into()))?;
     let mut holders = all.iter().filter(|interface| {
         zone.is_none_or(|zone| interface.name == zone || interface.index.to_string() == zone)

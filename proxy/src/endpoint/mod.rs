@@ -141,6 +141,14 @@ impl Endpoint {
         Counters { bounced, bounced_bytes, ..self.counters }
     }
 
+    /// Messages that the device has posted and that the peer does not have.
+    pub fn undelivered(&self) -> u64 {
+        let staging = self.outbound.staging();
+        let slots = staging.head()..staging.head() + (1 << staging.slots_log());
+        let posted = slots.take_while(|slot| matches!(self.work.look(*slot), Look::Ready(_))).count();
+        staging.messages().saturating_sub(self.session.received()) + posted as u64
+    }
+
     /// Registers memory that WQEs of this side and records of the peer may name.
     pub fn add_region(&mut self, memory: RegionMemory, bytes: u64) -> Option<u32> {
         let key = self.here.regions.add(memory.clone(), bytes)?;

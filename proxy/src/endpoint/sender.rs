@@ -10,7 +10,7 @@ use super::{BATCH, Endpoint};
 use crate::gate::Stall;
 use crate::link::RegionSends;
 use crate::outbound::Next;
-use crate::refusal::Refusal;
+use crate::refusal::{Lengths, Refusal};
 use crate::ring::Found;
 use crate::session::count_of;
 
@@ -119,7 +119,7 @@ impl Endpoint {
                         "{bytes} bytes for a receive of the peer that takes {room}: send less, or let it post a \
                          longer one"
                     );
-                    return Err((Refusal::Long, why.into()));
+                    return Err((Refusal::Long(Lengths::of(r.length, room)), why.into()));
                 }
                 Some(_) => {}
             }

@@ -1,9 +1,12 @@
 //! What a program asks of an engine, and why the engine refuses. Each command carries the channel of its reply; a reply
 //! whose asker is gone is dropped.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 
 use pushgate_driver_shim::fork::Forked;
+use pushgate_driver_shim::interrupt::Interrupted;
 use pushgate_driver_shim::limits;
 
 use crate::counters::Counters;
@@ -39,24 +42,64 @@ pub enum EngineError {
     /// The engine is another process's, from which this one was forked.
     #[error(transparent)]
     Forked(#[from] Forked),
+    /// The program has ended the call while it waited.
+    #[error(transparent)]
+    Interrupted(#[from] Interrupted),
     /// A proxy of another process said no, or cannot be reached.
     #[error("proxy: {0}")]
     Remote(String),
 }
 
-/// The reply to a removal: the queue pair's last counts, and whether its memory can go. `None`: no such queue pair.
-pub type Removed = Option<(Counters, bool)>;
+/// The reply to a removal. `None`: no such queue pair.
+pub type Removed = Option<Removal>;
+
+/// A queue pair that was removed.
+#[derive(Clone, Copy, Debug)]
+pub struct Removal {
+    /// Its last counts.
+    pub counters: Counters,
+    /// Whether its memory can go: no device copies for it.
+    pub settled: bool,
+    /// The rank of the other end.
+    pub peer: u32,
+    /// Messages that the device had posted and that the peer did not have.
+    pub undelivered: u64,
+}
+
+/// Who waits for the reply to a command that may have to wait for a peer or a device.
+pub struct Waiter<T> {
+    reply: Sender<T>,
+    hurry: Arc<AtomicBool>,
+}
+
+impl<T> Waiter<T> {
+    /// One who waits where `reply` comes, and who sets `hurry` when the program wants its thread back.
+    pub fn new(reply: Sender<T>, hurry: Arc<AtomicBool>) -> Self {
+        Waiter { reply, hurry }
+    }
+
+    /// Whether the program wants its thread back. Then no peer is waited for any more.
+    pub(super) fn hurries(&self) -> bool {
+        // Relaxed: the flag orders nothing.
+        self.hurry.load(Ordering::Relaxed)
+    }
+
+    /// Replies. One who is gone hears nothing.
+    pub(super) fn answer(&self, reply: T) {
+        let _ = self.reply.send(reply);
+    }
+}
 
 /// A command to a [`Machine`](super::Machine).
 pub enum Command {
     /// Takes in a queue pair. The reply comes at once.
     AddQp(Box<Endpoint>, Wake, Sender<QpId>),
     /// Drops a queue pair. The reply comes when nothing of the queue pair touches memory any more.
-    RemoveQp(QpId, Sender<Removed>),
+    RemoveQp(QpId, Waiter<Removed>),
     /// Registers a region of so many bytes. The reply, its key, comes when the peer knows of the region.
-    AddRegion(QpId, RegionMemory, u64, Sender<Result<u32, EngineError>>),
+    AddRegion(QpId, RegionMemory, u64, Waiter<Result<u32, EngineError>>),
     /// Removes a region. The reply comes when nothing uses the region, or after 2 s.
-    RemoveRegion(QpId, u32, Sender<bool>),
+    RemoveRegion(QpId, u32, Waiter<bool>),
     /// Ends one queue pair, or all of them, with a status. The reply comes at once.
     Fail(Option<QpId>, Status, Sender<()>),
     /// The peer of a queue pair has ended: what it had sent is taken in, then the queue pair ends with the status. The reply comes at once.

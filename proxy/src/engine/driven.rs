@@ -13,6 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use pushgate_driver_shim::interrupt;
+
 use super::command::{EngineError, QpId};
 use super::thread::Driver;
 use crate::calls::Calls;
@@ -119,13 +121,12 @@ impl Driven {
     }
 
     /// Tells the thread to stop, and waits for it. Its bell has been rung.
-    pub(super) fn stop(&mut self) {
+    pub(super) fn stop(&mut self, hurry: impl FnOnce()) {
         // Relaxed: the channel's end and the join order everything else.
         self.shared.stopping.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // A panic there was printed by its hook; here it would only abort.
-            let _ = thread.join();
+            interrupt::join(thread, hurry);
         }
     }
 }

@@ -2,9 +2,8 @@
 //! others: what each waits for (its own copies, the last words to its peer, its device) they wait for together.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::Sender;
 
-use super::command::Removed;
+use super::command::{Removal, Removed, Waiter};
 use crate::counters::Counters;
 use crate::endpoint::Endpoint;
 use crate::mover::Mover;
@@ -17,10 +16,14 @@ pub(super) const SETTLE: u64 = 2_000_000_000;
 /// so, and the copy ends.
 pub(super) const DEVICE_SETTLE: u64 = 10_000_000_000;
 
+/// So much later, in nanoseconds, is it for a queue pair whose program does not wait for its end: whatever it waits for has taken too
+/// long then.
+pub(super) const LATER: u64 = 3_600_000_000_000;
+
 /// A queue pair that goes.
 struct Leaver {
     endpoint: Box<Endpoint>,
-    reply: Option<Sender<Removed>>,
+    waiter: Option<Waiter<Removed>>,
     /// When it began to go, nanoseconds.
     since: u64,
     /// Its copies have ended; false: they did not within the limit. `None` until then.
@@ -30,6 +33,8 @@ struct Leaver {
 impl Leaver {
     /// Moves it on. True when nothing of it touches memory any more, or its copies do not end.
     fn advance(&mut self, mover: &mut Option<Box<dyn Mover>>, now: u64) -> bool {
+        let hurries = self.waiter.as_ref().is_some_and(Waiter::hurries);
+        let now = if hurries { now.saturating_add(LATER) } else { now };
         self.endpoint.set_time(now);
         if self.settled.is_none() {
             // A device may be reading mappings that go with it.
@@ -47,8 +52,8 @@ impl Leaver {
 /// A queue pair that is gone: nothing of it touches memory any more, and what it used can be freed.
 pub struct Gone {
     endpoint: Box<Endpoint>,
-    reply: Option<Sender<Removed>>,
-    counters: Counters,
+    waiter: Option<Waiter<Removed>>,
+    removal: Removal,
 }
 
 impl Gone {
@@ -56,7 +61,7 @@ impl Gone {
     /// large registrations.
     pub fn free(self) {
         drop(self.endpoint);
-        answer(self.reply, self.counters, true);
+        answer(self.waiter, self.removal);
     }
 }
 
@@ -75,10 +80,10 @@ impl Leaving {
     }
 
     /// Takes a queue pair that goes from time `now` on, nanoseconds.
-    pub(super) fn add(&mut self, mut endpoint: Box<Endpoint>, reply: Option<Sender<Removed>>, now: u64) {
+    pub(super) fn add(&mut self, mut endpoint: Box<Endpoint>, waiter: Option<Waiter<Removed>>, now: u64) {
         endpoint.set_time(now);
         endpoint.leave();
-        self.leavers.push(Leaver { endpoint, reply, since: now, settled: None });
+        self.leavers.push(Leaver { endpoint, waiter, since: now, settled: None });
     }
 
     /// Counts of those on their way.
@@ -96,12 +101,12 @@ impl Leaving {
                 i += 1;
                 continue;
             }
-            let Leaver { mut endpoint, reply, settled: own, .. } = self.leavers.swap_remove(i);
+            let Leaver { mut endpoint, waiter, settled: own, .. } = self.leavers.swap_remove(i);
             endpoint.end_trace();
-            let counters = endpoint.counters();
-            sum += counters;
-            if own == Some(true) {
-                self.gone.push(Gone { endpoint, reply, counters });
+            let removal = removal(&endpoint, own == Some(true));
+            sum += removal.counters;
+            if removal.settled {
+                self.gone.push(Gone { endpoint, waiter, removal });
                 continue;
             }
             settled = false;
@@ -112,7 +117,7 @@ impl Leaving {
                 "a device's copy does not end; its memory stays"
             );
             std::mem::forget(endpoint);
-            answer(reply, counters, false);
+            answer(waiter, removal);
         }
         (sum, settled)
     }
@@ -125,15 +130,21 @@ impl Leaving {
 
     /// Hands out those on their way, each with who waits for it.
     pub(super) fn take(&mut self) -> impl Iterator<Item = Abandoned> + '_ {
-        self.leavers.drain(..).map(|l| Abandoned { endpoint: l.endpoint, reply: l.reply })
+        self.leavers.drain(..).map(|l| Abandoned { endpoint: l.endpoint, waiter: l.waiter })
     }
 }
 
 /// Answers who asked for a removal.
-fn answer(reply: Option<Sender<Removed>>, counters: Counters, settled: bool) {
-    if let Some(reply) = reply {
-        let _ = reply.send(Some((counters, settled)));
+fn answer(waiter: Option<Waiter<Removed>>, removal: Removal) {
+    if let Some(waiter) = waiter {
+        waiter.answer(Some(removal));
     }
+}
+
+/// What is to be told of a queue pair that was removed.
+fn removal(endpoint: &Endpoint, settled: bool) -> Removal {
+    let (counters, peer, undelivered) = (endpoint.counters(), endpoint.peer(), endpoint.undelivered());
+    Removal { counters, settled, peer, undelivered }
 }
 
 /// `None` if `act` panics: a panic out of a destructor that runs behind another panic would end the process.
@@ -146,12 +157,12 @@ fn quietly<T>(act: impl FnOnce() -> T) -> Option<T> {
 /// device may still touch stays.
 pub(super) struct Abandoned {
     endpoint: Box<Endpoint>,
-    reply: Option<Sender<Removed>>,
+    waiter: Option<Waiter<Removed>>,
 }
 
 impl Abandoned {
     pub(super) fn new(endpoint: Box<Endpoint>) -> Self {
-        Abandoned { endpoint, reply: None }
+        Abandoned { endpoint, waiter: None }
     }
 
     /// Begins its end.
@@ -172,15 +183,16 @@ impl Abandoned {
     /// Drops it if nothing of it touches memory any more, else keeps its memory for ever; answers who waits. True if it
     /// was dropped.
     pub(super) fn free(self) -> bool {
-        let Abandoned { mut endpoint, reply } = self;
+        let Abandoned { mut endpoint, waiter } = self;
         let settled = quietly(|| endpoint.is_gone() && !endpoint.device_copies()) == Some(true);
-        let counters = quietly(|| endpoint.counters()).unwrap_or_default();
+        let removal = quietly(|| removal(&endpoint, settled));
         if settled {
             quietly(|| drop(endpoint));
         } else {
             std::mem::forget(endpoint);
         }
-        answer(reply, counters, settled);
+        let nothing = Removal { counters: Counters::default(), settled, peer: 0, undelivered: 0 };
+        answer(waiter, removal.unwrap_or(nothing));
         settled
     }
 }

@@ -8,14 +8,14 @@ use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use pushgate_driver_shim::bell::Bell;
+use pushgate_driver_shim::interrupt::Interrupted;
 
 use self::idles::Idles;
 use self::recording::Recording;
-use super::command::{Command, EngineError, QpId};
+use super::command::{Command, EngineError, QpId, Waiter};
 use super::leaving::{Abandoned, DEVICE_SETTLE, Gone, Leaving, SETTLE};
 use crate::counters::Counters;
 use crate::endpoint::Endpoint;
@@ -53,14 +53,14 @@ pub trait Clock {
 struct Telling {
     qp: QpId,
     key: u32,
-    reply: Sender<Result<u32, EngineError>>,
+    waiter: Waiter<Result<u32, EngineError>>,
 }
 
 /// A region that goes as soon as nothing uses it.
 struct Removing {
     qp: QpId,
     key: u32,
-    reply: Sender<bool>,
+    waiter: Waiter<bool>,
     /// When the removal was asked for, nanoseconds.
     since: u64,
 }
@@ -360,16 +360,22 @@ impl Machine {
 
     // ----------------------------------------------------- what is waited for
 
-    /// Answers those whose regions the peers know by now.
+    /// Answers those whose regions the peers know by now, and those who do not wait for that: their regions go, which no program
+    /// knows.
     #[cold]
     fn tell(&mut self) {
-        let endpoints = &self.endpoints;
+        let endpoints = &mut self.endpoints;
         self.telling.retain(|t| {
-            let told = endpoints.iter().find(|(id, _)| *id == t.qp).is_none_or(|(_, e)| e.regions_told());
-            if told {
-                let _ = t.reply.send(Ok(t.key));
-            }
-            !told
+            let endpoint = endpoints.iter_mut().find(|(id, _)| *id == t.qp).map(|(_, endpoint)| endpoint);
+            let answer = match endpoint {
+                Some(e) if !e.regions_told() => {
+                    (t.waiter.hurries() && e.remove_region(t.key)).then_some(Err(Interrupted.into()))
+                }
+                _ => Some(Ok(t.key)),
+            };
+            let waits = answer.is_none();
+            answer.into_iter().for_each(|answer| t.waiter.answer(answer));
+            waits
         });
     }
 
@@ -379,14 +385,18 @@ impl Machine {
         let (endpoints, now) = (&mut self.endpoints, self.now);
         self.removing.retain(|r| {
             let Some((_, endpoint)) = endpoints.iter_mut().find(|(id, _)| *id == r.qp) else {
-                let _ = r.reply.send(false);
+                r.waiter.answer(false);
                 return false;
             };
             // A device can't be told to stop: memory that is given back under its copy would be written later.
-            let limit = if endpoint.device_copies_into(r.key) { DEVICE_SETTLE } else { SETTLE };
+            let limit = match endpoint.device_copies_into(r.key) {
+                _ if r.waiter.hurries() => 0,
+                true => DEVICE_SETTLE,
+                false => SETTLE,
+            };
             let waits = endpoint.region_in_use(r.key) && now.saturating_sub(r.since) < limit;
             if !waits {
-                let _ = r.reply.send(endpoint.remove_region(r.key));
+                r.waiter.answer(endpoint.remove_region(r.key));
             }
             waits
         });
@@ -480,26 +490,26 @@ impl Machine {
                 }
                 let _ = reply.send(id);
             }
-            Command::RemoveQp(qp, reply) => match self.endpoints.iter().position(|(id, _)| *id == qp) {
+            Command::RemoveQp(qp, waiter) => match self.endpoints.iter().position(|(id, _)| *id == qp) {
                 Some(at) => {
                     self.idles.remove(at);
-                    self.leaving.add(self.endpoints.remove(at).1, Some(reply), now);
+                    self.leaving.add(self.endpoints.remove(at).1, Some(waiter), now);
                 }
-                None => _ = reply.send(None),
+                None => waiter.answer(None),
             },
-            Command::AddRegion(qp, memory, bytes, reply) => {
+            Command::AddRegion(qp, memory, bytes, waiter) => {
                 let answer = match self.find(qp) {
                     Some(e) => e.add_region(memory, bytes).ok_or(EngineError::TooManyRegions),
                     None => Err(EngineError::NoQp(qp.0)),
                 };
                 match answer {
                     // The peer may use the key as soon as our program has it.
-                    Ok(key) => self.telling.push(Telling { qp, key, reply }),
-                    Err(_) => _ = reply.send(answer),
+                    Ok(key) => self.telling.push(Telling { qp, key, waiter }),
+                    Err(_) => waiter.answer(answer),
                 }
             }
-            Command::RemoveRegion(qp, key, reply) => {
-                self.removing.push(Removing { qp, key, reply, since: now });
+            Command::RemoveRegion(qp, key, waiter) => {
+                self.removing.push(Removing { qp, key, waiter, since: now });
             }
             Command::Fail(qp, status, reply) => {
                 for (at, (id, endpoint)) in self.endpoints.iter_mut().enumerate() {

@@ -14,17 +14,18 @@ mod thread;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use pushgate_driver_shim::bell::Bell;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::fork::OwnedHere;
+use pushgate_driver_shim::interrupt::{self, Interrupted};
 use pushgate_driver_shim::limited;
 use pushgate_driver_shim::log::Lines;
 
-pub use self::command::{Command, EngineError, QpId, Removed};
+pub use self::command::{Command, EngineError, QpId, Removal, Removed, Waiter};
 use self::driven::Driven;
 pub use self::leaving::Gone;
 pub use self::machine::{Clock, Machine};
@@ -100,6 +101,8 @@ pub struct Engine {
     pending: Arc<AtomicBool>,
     bell: Arc<EventFd>,
     runs: OwnedHere<Runs>,
+    /// The drop is to wait for peers no more.
+    hurry: Arc<AtomicBool>,
     /// A device's copies for a queue pair did not end. Set by the [`Machine`].
     kept: Arc<AtomicBool>,
     recorder: Option<Recorder>,
@@ -113,7 +116,7 @@ impl Engine {
         let (commands, inbox) = channel();
         let pending = Arc::new(AtomicBool::new(false));
         let bell = Arc::new(bell);
-        let kept = Arc::new(AtomicBool::new(false));
+        let (kept, hurry) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         let clock = HostClock::new();
         let recorder = Recorder::start(options.program)
             .inspect_err(|e| limited!(warn, 0u32, "`pushgate inspect` will see nothing of this engine: {e}"))
@@ -131,6 +134,7 @@ impl Engine {
             clock,
             inbox,
             pending: pending.clone(),
+            hurry: hurry.clone(),
             bell: bell.clone(),
             outside: options.bell,
             freeing: Freeing::default(),
@@ -147,7 +151,7 @@ impl Engine {
             Drive::Thread => Runs::Thread(Some(spawn(options.cpu, || driver.run())?)),
         };
         let (commands, runs) = (OwnedHere::new(commands), OwnedHere::new(runs));
-        Ok(Engine { commands, pending, bell, runs, kept, recorder, thread })
+        Ok(Engine { commands, pending, bell, runs, hurry, kept, recorder, thread })
     }
 
     /// The thread of an engine that has one.
@@ -200,11 +204,41 @@ impl Engine {
     }
 
     fn ask<T>(&self, command: impl FnOnce(Sender<T>) -> Command) -> Result<T, EngineError> {
-        self.commands.here()?;
         let (reply, answer) = channel();
         self.send(Some(command(reply)))?;
+        self.answer(&answer, || Ok(()))
+    }
+
+    /// Asks for what may have to wait for a peer or a device. With the answer: whether the program has asked for its thread back
+    /// meanwhile. Then the engine was told to wait for peers no more.
+    fn ask_patiently<T>(&self, command: impl FnOnce(Waiter<T>) -> Command) -> Result<(T, bool), EngineError> {
+        let ((reply, answer), hurry) = (channel(), Arc::new(AtomicBool::new(false)));
+        self.send(Some(command(Waiter::new(reply, hurry.clone()))))?;
+        let mut asked = interrupt::Now::begin();
+        match self.answer(&answer, || Ok(asked.check()?)) {
+            Err(EngineError::Interrupted(_)) => {
+                // Relaxed: the flag orders nothing. The engine looks at it in each pass while somebody waits.
+                hurry.store(true, Ordering::Relaxed);
+                Ok((self.answer(&answer, || Ok(()))?, true))
+            }
+            answer => Ok((answer?, false)),
+        }
+    }
+
+    /// Waits for an answer, or until `check` fails.
+    fn answer<T>(
+        &self,
+        answer: &Receiver<T>,
+        mut check: impl FnMut() -> Result<(), EngineError>,
+    ) -> Result<T, EngineError> {
         if let Runs::Thread(_) = &*self.runs {
-            return answer.recv().map_err(|_| EngineError::Gone);
+            loop {
+                match answer.recv_timeout(interrupt::LOOK) {
+                    Ok(answer) => return Ok(answer),
+                    Err(RecvTimeoutError::Disconnected) => return Err(EngineError::Gone),
+                    Err(RecvTimeoutError::Timeout) => check()?,
+                }
+            }
         }
         let mut pause = Pause::default();
         loop {
@@ -214,6 +248,7 @@ impl Engine {
                 Err(TryRecvError::Disconnected) => return Err(EngineError::Gone),
                 Err(TryRecvError::Empty) => driven?,
             };
+            check()?;
             // The answer may wait for a copy by another process, which needs a core.
             pause.wait();
         }
@@ -242,12 +277,13 @@ impl Engine {
 
     /// Drops a queue pair and its mappings; returns its last counts. Waits until nothing of it can touch
     /// memory any more, over RDMA a second or two at most; the engine goes on meanwhile, and queue pairs
-    /// that several threads remove at once wait together.
+    /// that several threads remove at once wait together. If the program ends the call, the queue pair says its last words to nobody
+    /// and goes at once; [`interrupt::left_undone`] says what its peer did not get.
     ///
     /// [`EngineError::Unsettled`] says that the queue pair's memory must stay. Of an engine that has ended
     /// while a device copied for any of its queue pairs, all of them are answered so.
     pub fn remove_qp(&self, qp: QpId) -> Result<Counters, EngineError> {
-        let answer = match self.ask(|reply| Command::RemoveQp(qp, reply)) {
+        let answer = match self.ask_patiently(|waiter| Command::RemoveQp(qp, waiter)) {
             // Acquire, for the Release in `Machine::keep`: that comes before the channel is closed, whose end
             // this thread has just found. So it is not missed here.
             Err(EngineError::Gone) if self.kept.load(Ordering::Acquire) => {
@@ -255,28 +291,40 @@ impl Engine {
             }
             answer => answer?,
         };
-        let (counters, settled) = answer.ok_or(EngineError::NoQp(qp.0))?;
+        let (removal, hurried) = answer;
+        let Removal { counters, settled, peer, undelivered } = removal.ok_or(EngineError::NoQp(qp.0))?;
+        if hurried {
+            let what = format!(
+                "the queue pair with rank {peer} was closed at once: {undelivered} messages have not arrived there"
+            );
+            limited!(warn, peer, "interrupted by the program: {what}");
+            interrupt::leaves_undone(&what);
+        }
         if settled { Ok(counters) } else { Err(EngineError::Unsettled(Box::new(counters))) }
     }
 
-    /// Registers a region with a queue pair; returns its key (lkey and rkey).
+    /// Registers a region with a queue pair; returns its key (lkey and rkey). A region of a call that the program has ended is none.
     ///
     /// # Safety
     /// The memory stays mapped, writable for its length, and free of Rust
     /// references, until it is removed or the queue pair is.
     pub unsafe fn add_region(&self, qp: QpId, memory: RegionMemory, bytes: u64) -> Result<u32, EngineError> {
-        self.ask(|reply| Command::AddRegion(qp, memory, bytes, reply))?
+        self.ask_patiently(|waiter| Command::AddRegion(qp, memory, bytes, waiter))?.0
     }
 
     /// Removes a region. Waits, for 2 s at most, until no copy to it is under way and no
     /// message out of it; the engine goes on meanwhile. False if the key names none, or
-    /// the region is still in use: then it stays registered, and its memory must stay.
+    /// the region is still in use: then it stays registered, and its memory must stay. If the program ends the call, a region
+    /// that is in use fails the call, and stays registered too.
     ///
     /// Where the queue pair has failed, a region is in use until nothing of the queue pair touches memory
     /// any more: over RDMA until the RDMA device has stopped. A peer on this host is not waited for: it may
     /// read what lies at the region's addresses for a moment longer, but shows nothing of that.
     pub fn remove_region(&self, qp: QpId, key: u32) -> Result<bool, EngineError> {
-        self.ask(|reply| Command::RemoveRegion(qp, key, reply))
+        match self.ask_patiently(|waiter| Command::RemoveRegion(qp, key, waiter))? {
+            (false, true) => Err(Interrupted.into()),
+            (removed, _) => Ok(removed),
+        }
     }
 
     /// Ends one queue pair, or all of them, with a status.
@@ -332,10 +380,19 @@ impl Drop for Engine {
         if matches!(self.send(None), Err(EngineError::Forked(_))) {
             return;
         }
+        let flag = self.hurry.clone();
+        let hurry = move || {
+            // Relaxed: the flag orders nothing.
+            flag.store(true, Ordering::Relaxed);
+            interrupt::leaves_undone("the engine ended at once: peers may not have been told");
+        };
         match &mut *self.runs {
-            // A panic there was printed by its hook; here it would only abort.
-            Runs::Thread(thread) => _ = thread.take().map(JoinHandle::join),
-            Runs::Caller(driven) => driven.stop(),
+            Runs::Thread(thread) => {
+                if let Some(thread) = thread.take() {
+                    interrupt::join(thread, hurry);
+                }
+            }
+            Runs::Caller(driven) => driven.stop(hurry),
         }
     }
 }

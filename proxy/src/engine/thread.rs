@@ -16,7 +16,7 @@ use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::command::{Command, QpId};
-use super::leaving::{Gone, SETTLE};
+use super::leaving::{Gone, LATER, SETTLE};
 use super::machine::{Clock, Machine};
 use crate::idle::Step;
 
@@ -80,6 +80,8 @@ pub(super) struct Driver {
     pub(super) inbox: Receiver<Option<Command>>,
     /// Something was sent.
     pub(super) pending: Arc<AtomicBool>,
+    /// The program wants the thread back that drops the engine.
+    pub(super) hurry: Arc<AtomicBool>,
     /// Rung by producers of this process, and behind each command.
     pub(super) bell: Arc<EventFd>,
     /// Rung by producers of another process.
@@ -236,7 +238,12 @@ impl Driver {
     fn finish(&mut self) {
         self.machine.remove_all(self.clock.now());
         let mut pause = Pause::default();
-        while self.machine.is_leaving(self.clock.now()) {
+        loop {
+            // Relaxed: the flag orders nothing.
+            let later = if self.hurry.load(Ordering::Relaxed) { LATER } else { 0 };
+            if !self.machine.is_leaving(self.clock.now() + later) {
+                break;
+            }
             pause.wait();
         }
         while let Some(gone) = self.machine.next_gone() {

@@ -1,7 +1,7 @@
 //! What a program keeps of the queue pairs that a proxy drives: their numbers there, and what the next proxy is handed if this
 //! one dies.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -50,6 +50,8 @@ pub(super) struct QueuePair {
     /// The proxy's number for it; `None`: it did not go on with the next proxy.
     there: Mutex<Option<QpId>>,
     regions: Mutex<BTreeMap<u32, Arc<SharedMemory>>>,
+    /// Keys of regions whose removal was answered when nobody waited for that any more.
+    removed: Mutex<BTreeSet<u32>>,
     /// What replaces its link; `None`: nothing does, and its proxy's end is its own.
     pub(super) session: Option<Session>,
 }
@@ -101,6 +103,15 @@ impl Book {
         lock(&self.0).all.get(&id.0).cloned().ok_or(EngineError::NoQp(id.0))
     }
 
+    /// A region of the queue pair that is `there` at the proxy has been removed, and nobody waited for that any more.
+    pub(super) fn removed_later(&self, there: QpId, key: u32) {
+        let mut all = self.all().into_iter();
+        if let Some((_, qp)) = all.find(|(id, qp)| qp.there(*id).is_ok_and(|its| its == there)) {
+            qp.remove_region(key);
+            lock(&qp.removed).insert(key);
+        }
+    }
+
     /// The present proxy has counted so much. Returns the sum over all proxies.
     pub(super) fn counted(&self, counters: Counters) -> Counters {
         let mut pages = lock(&self.0);
@@ -129,8 +140,8 @@ impl QueuePair {
         // A proxy refuses what is none; it has no rank.
         let header = check_header(control.words(0, words), Segment::Control, control.len());
         let rank = header.map_or(abi::PUSHGATE_NO_RANK, |g| g.rank);
-        let (there, regions) = (Mutex::default(), Mutex::default());
-        Ok(QueuePair { control, link, rank, there, regions, session })
+        let (there, regions, removed) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Ok(QueuePair { control, link, rank, there, regions, removed, session })
     }
 
     /// The proxy's number for the queue pair that is `id` here.
@@ -155,6 +166,8 @@ impl QueuePair {
     }
 
     pub(super) fn add_region(&self, key: u32, memory: &Arc<SharedMemory>) {
+        // The key may be one that was in use before.
+        lock(&self.removed).remove(&key);
         if self.session.is_some() {
             lock(&self.regions).insert(key, memory.clone());
         }
@@ -162,6 +175,11 @@ impl QueuePair {
 
     pub(super) fn remove_region(&self, key: u32) {
         lock(&self.regions).remove(&key);
+    }
+
+    /// Whether the answer that a region is removed has come when nobody waited for it.
+    pub(super) fn has_removed(&self, key: u32) -> bool {
+        lock(&self.removed).contains(&key)
     }
 
     pub(super) fn regions(&self) -> Vec<(u32, Arc<SharedMemory>)> {

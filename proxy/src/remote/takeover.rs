@@ -18,13 +18,14 @@ use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::interrupt::Interrupted;
 use pushgate_driver_shim::memory::{HugePages, SharedMemory};
 use pushgate_driver_shim::process::Process;
 use pushgate_driver_shim::segment::{Segment, check_header, write_header};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::book::{QueuePair, Session};
-use super::{RemoteEngine, Sessions, State, dial, exchange, greet, limit, unexpected};
+use super::{RemoteEngine, Sessions, State, Unanswered, dial, exchange, greet, limit, unexpected};
 use crate::engine::{EngineError, QpId};
 use crate::wire::{Answer, Request, TIMEOUT};
 
@@ -231,7 +232,7 @@ impl RemoteEngine {
                     tracing::error!("a queue pair does not go on with the next proxy: {e}");
                     qp.lose(abi::PUSHGATE_PEER_LOST);
                 }
-                Err(Refused::Gone(e)) => return Err(died(EngineError::Remote(e.to_string()))),
+                Err(Refused::Gone(e)) => return Err(died(e)),
             }
         }
         let mut connection = self.connection();
@@ -239,6 +240,9 @@ impl RemoteEngine {
             return Err(died(EngineError::Gone));
         }
         (connection.stream, connection.state) = (Arc::new(stream), State::Live);
+        // Of the proxy that died.
+        connection.owed.clear();
+        self.later().clear();
         connection.sessions = Some(sessions.clone());
         self.changed.notify_all();
         drop(connection);
@@ -256,8 +260,8 @@ impl RemoteEngine {
 enum Refused {
     /// The proxy said no.
     Here(EngineError),
-    /// The proxy is gone.
-    Gone(std::io::Error),
+    /// The proxy is gone, or this program's context is.
+    Gone(EngineError),
 }
 
 impl From<EngineError> for Refused {
@@ -275,7 +279,8 @@ fn resume(
 ) -> Result<QpId, Refused> {
     let ask = |request: &Request, fds: &[BorrowedFd<'_>], limit| match exchange(stream, request, fds, limit) {
         Ok((reply, _)) => reply.map_err(|refusal| Refused::Here(refusal.into())),
-        Err(e) => Err(Refused::Gone(e)),
+        Err(Unanswered::Interrupted) => Err(Refused::Gone(Interrupted.into())),
+        Err(Unanswered::Io(e)) => Err(Refused::Gone(EngineError::Remote(e.to_string()))),
     };
     let m = &*session.memory;
     let link = fresh_link(&m.control)?;

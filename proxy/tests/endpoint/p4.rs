@@ -6,6 +6,7 @@ use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Opcode, Record};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::endpoint::QpOptions;
+use pushgate_proxy::refusal::{Lengths, Refusal};
 use pushgate_proxy::session::Status;
 
 use crate::common::*;
@@ -280,6 +281,38 @@ fn p4_messages_of_nothing_out_of_a_region_take_one_receive_after_the_other() {
         s.pair.settle();
     }
     s.pair.assert_clean();
+}
+
+#[test]
+fn p4_p8_a_send_longer_than_its_receive_is_refused_and_both_ends_say_both_lengths_where_they_fit() {
+    for receive_first in [true, false] {
+        for (message, receive) in [(300, 299), (1, 0), (2000, 100)] {
+            let case = format!("{message} bytes, receive of {receive} first: {receive_first}");
+            let (mut pair, _region, key) = with_receives(2000);
+            let post = |pair: &mut Pair| pair.devices[1].post_recv(key, 0, receive, 5);
+            if receive_first {
+                post(&mut pair);
+            }
+            assert!(pair.devices[0].post(window_send(5), &bytes(1, message as usize)));
+            pair.settle();
+            if !receive_first {
+                assert_eq!(pair.codes(), [None, None], "{case}");
+                post(&mut pair);
+            }
+            pair.settle();
+            pair.tick(1);
+            for device in &pair.devices {
+                let status = device.status().expect(&case);
+                let reason = Refusal::of(status.detail);
+                let long = Refusal::Long(Lengths::of(message, receive));
+                assert_eq!(
+                    (Some(status.code.into()), status.rank, reason),
+                    (REFUSED, Some(0), (long, None)),
+                    "{case}"
+                );
+            }
+        }
+    }
 }
 
 #[test]

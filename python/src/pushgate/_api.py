@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Optional, TypeVar, Union
 
 from . import _library as c
-from ._library import call, code, lib
+from ._library import call, code, interrupted, lib, reraise
 from .errors import Error, ErrorCode, error_of
 
 Buffer = Any
@@ -42,6 +42,7 @@ class _Handle:
     """A handle of the library. Any thread may use one, but where the class says otherwise."""
 
     _close = ""
+    _stays_open = False
 
     def __init__(self, handle: ctypes.c_void_p, *needs: object) -> None:
         self._handle: Optional[ctypes.c_void_p] = handle
@@ -61,12 +62,20 @@ class _Handle:
     def close(self) -> None:
         """Gives the handle back. Raises :class:`Busy`, and closes nothing, while something that was made with it is open.
 
+        An exception that comes while the call waits, as Ctrl-C's, ends the wait. The cause of the exception says what peers have not
+        got. Regions and kernels stay open then, because their memory is in use; everything else is closed.
+
         A second call does nothing.
         """
         if self._handle is not None:
-            call(self._close, self._handle)
-            self._handle = None
-            self._needs = None
+            try:
+                call(self._close, self._handle)
+            except BaseException:
+                if interrupted() and not self._stays_open:
+                    self._handle = self._needs = None
+                raise
+            self._handle = self._needs = None
+            reraise()
 
     def __enter__(self: _Self) -> _Self:
         return self
@@ -469,6 +478,7 @@ class Region(_Handle):
     """Memory that is registered with a queue pair, into which the peer may put."""
 
     _close = "region_close"
+    _stays_open = True
 
     @property
     def key(self) -> int:
@@ -526,6 +536,7 @@ class Kernel(_Handle):
     """A kernel that was launched."""
 
     _close = "kernel_close"
+    _stays_open = True
 
     def wait(self, timeout: Optional[float] = None) -> None:
         """Waits for the kernel's end; what it wrote can be read then.

@@ -175,11 +175,12 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         self.raised: Optional[BaseException] = None
+        self.interrupted = False
         self._ask: Any = None
 
     def begin(self) -> None:
         """Before a call of this thread."""
-        self.raised = None
+        self.raised, self.interrupted = None, False
         if self._ask is None:
             asked = self._asked()
             next(asked)
@@ -189,16 +190,20 @@ class _Thread(threading.local):
     def _asked(self) -> Generator[int, object, None]:
         """Python's handlers of signals, and exceptions that another thread raises in this one, come when the generator goes on after
         its ``yield``: within the ``try``, where a function would have them before its first statement."""
-        ends = 0
         while True:
             try:
                 while True:
-                    yield ends
-                    ends = 0
+                    yield int(self.raised is not None)
             except GeneratorExit:
                 raise
             except BaseException as raised:
-                self.raised, ends = raised, 1
+                self.raised = raised
+
+    def reraise(self, told: Optional[BaseException] = None) -> None:
+        """Raises the exception that has come during the call, if one has; ``told``: what the library says of it."""
+        if self.raised is not None:
+            # The traceback has the generator's frame, and clearing that frame would end the generator.
+            raise self.raised.with_traceback(None) from told
 
 
 _this_thread = _Thread()
@@ -213,10 +218,20 @@ def code(name: str, *arguments: Any) -> int:
     this = _this_thread
     this.begin()
     number: int = getattr(lib(), f"pushgate_{name}")(*arguments)
-    if number == ErrorCode.INTERRUPTED and this.raised is not None:
-        # The traceback has the generator's frame, and clearing that frame would end the generator.
-        raise this.raised.with_traceback(None)
+    this.interrupted = number == ErrorCode.INTERRUPTED
+    if this.interrupted:
+        this.reraise(error_of(number, message()))
     return number
+
+
+def interrupted() -> bool:
+    """Whether an exception has ended this thread's last call."""
+    return _this_thread.interrupted
+
+
+def reraise() -> None:
+    """Raises the exception that has come during this thread's last call, which has not ended by it."""
+    _this_thread.reraise()
 
 
 def message() -> str:

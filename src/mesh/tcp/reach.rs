@@ -11,6 +11,7 @@
 use std::io::{self, Read as _};
 use std::time::Instant;
 
+use pushgate_driver_shim::interrupt;
 use pushgate_driver_shim::limited;
 use pushgate_driver_shim::log::Foreign;
 use pushgate_proxy::folder::{BESIDE, Folder};
@@ -20,7 +21,6 @@ use serde::{Deserialize, Serialize};
 use super::{ANSWER, Incoming, Joined, MAX_ANSWER, Me, VERSIONS, envelope, mismatch, send_all};
 use super::{PollFd, PollFlags, Stream};
 use crate::error::{Error, Result};
-use crate::interrupt;
 use crate::mesh::Link;
 use crate::mesh::tcp::Again;
 use crate::mesh::unix::{self, At};

@@ -4,9 +4,10 @@ use std::time::{Duration, Instant};
 
 use super::pair::{self, Buffer, Ends};
 use super::scenario::{
-    Options, begin, close, die_with_parent, finish_one, goes_on, loopback, parent, receive, send, stop, wait,
+    Options, begin, close, die_with_parent, end, finish_one, goes_on, loopback, parent, receive, send, stop,
+    wait,
 };
-use super::table::{Plugin, Ptr};
+use super::table::{Plugin, Ptr, warnings};
 use crate::{hang, patience};
 
 /// Lengths of the messages: in a WQE, and through the window.
@@ -106,6 +107,67 @@ pub fn ahead(o: &Options) {
     plugin.dereg_mr(ends.send, out_mr).expect("deregMr");
     plugin.dereg_mr(ends.recv, into_mr).expect("deregMr");
     close(&plugin, ends);
+    plugin.finalize(ctx).expect("finalize");
+}
+
+/// A message that is longer than its receive fails at both ends, and what the sender sends next fails with both lengths. Over TCP a short
+/// message that is sent before its receive is done by then; everywhere else it waits for its receive, and fails too.
+pub fn long(o: &Options) {
+    let plugin = o.open();
+    let ctx = begin(&plugin);
+    for receive_first in [true, false] {
+        for (size, room) in [(30, 20), (5000, 4999), (STRIDE, 0)] {
+            let ends = loopback(&plugin, ctx);
+            let [out, into] = [Buffer::new(STRIDE), Buffer::new(STRIDE)];
+            let out_mr = plugin.reg_mr(ends.send, out.at(0), STRIDE).expect("regMr");
+            let into_mr = plugin.reg_mr(ends.recv, into.at(0), STRIDE).expect("regMr");
+            let post = || receive(&plugin, ends, &into, room, 1, into_mr).expect("room");
+            // SAFETY: the buffer outlives the connection.
+            let try_to_send =
+                || unsafe { plugin.isend(ends.send, out.at(0), size, 1, out_mr) }.expect("isend");
+            let until_sent = || {
+                let begin = Instant::now();
+                loop {
+                    if let Some(request) = try_to_send() {
+                        return request;
+                    }
+                    assert!(begin.elapsed() < hang(), "it is not sent");
+                }
+            };
+            let case = format!("{size} bytes, receive of {room} first: {receive_first}");
+            let posted = match receive_first {
+                true => {
+                    let posted = post();
+                    // Over TCP it may leave before the sender hears of the receive.
+                    let _ = wait(&plugin, until_sent());
+                    posted
+                }
+                false if over_tcp() => {
+                    wait(&plugin, until_sent()).unwrap_or_else(|e| panic!("{case}: {e}"));
+                    post()
+                }
+                false => {
+                    assert!(
+                        (0..1_000).all(|_| try_to_send().is_none()),
+                        "{case}: it left before its receive"
+                    );
+                    let posted = post();
+                    wait(&plugin, until_sent()).expect_err(&case);
+                    posted
+                }
+            };
+            wait(&plugin, posted).expect_err(&case);
+            let told = warnings().len();
+            let begin = Instant::now();
+            while wait(&plugin, until_sent()).is_ok() {
+                assert!(begin.elapsed() < hang(), "{case}: sends succeed after a receive that failed");
+            }
+            let said = warnings().split_off(told);
+            let why = format!("it has {size} bytes, and the receive that it met takes {room}: send less");
+            assert!(said.iter().any(|line| line.contains(&why)), "{case}: {said:?}");
+            end(o, &plugin, ends, (out_mr, into_mr));
+        }
+    }
     plugin.finalize(ctx).expect("finalize");
 }
 

@@ -1086,8 +1086,9 @@ pub const NCCL: [(&str, Scenario); 8] = [
 ];
 
 /// Scenarios with what this project's plugin promises beyond that.
-pub const OWN: [(&str, Scenario); 22] = [
+pub const OWN: [(&str, Scenario); 23] = [
     ("ahead", super::early::ahead),
+    ("long", super::early::long),
     ("garbage", garbage),
     ("setting", setting),
     ("forked", super::forked::forked),

@@ -7,7 +7,7 @@ use super::{
     Action, Copying, Destination, Fault, Finish, Held, Inbound, Landed, Payload, Site, Stretch, device, peer,
 };
 use crate::landing::NoRoom;
-use crate::refusal::Refusal;
+use crate::refusal::{Lengths, Refusal};
 
 impl Inbound {
     /// Decides on an accepted message. Whatever is answered but [`Action::Wait`] has been taken into account: the caller
@@ -118,7 +118,7 @@ impl Inbound {
             Err(NoRoom::Ever) => {
                 let size = self.landing.units() << abi::PUSHGATE_UNIT_LOG;
                 let why = format!("{} bytes do not fit the landing ring of {size} bytes", r.length);
-                Err(Fault::Peer(Refusal::Long, why.into()))
+                Err(Fault::Peer(Refusal::Long(None), why.into()))
             }
         }
     }
@@ -149,7 +149,7 @@ impl Inbound {
         if b.length < r.length {
             // As with RDMA the sender is the one that asked for what can't be done.
             return Err(Fault::Peer(
-                Refusal::Long,
+                Refusal::Long(Lengths::of(r.length, b.length)),
                 format!(
                     "{} bytes arrived for receive {}, which takes {}: post a longer one, or send less",
                     r.length, b.number, b.length

@@ -15,6 +15,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_driver_shim::interrupt;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt;
 
@@ -23,8 +24,8 @@ use super::sockets::Readiness;
 use super::uring::RingError;
 use super::wire::Wire;
 use super::wires::{Io, Wires};
-use crate::addresses::{REMEDY, Reach, listen};
-use crate::door::{Counted, Door, DoorError, Limits, PASSAGE, Purpose, Secret, Stream, Terms, pass};
+use crate::addresses::{Message, Reach, listen};
+use crate::door::{Counted, Door, Limits, PASSAGE, Purpose, Secret, Stream, Terms, pass};
 use crate::linger::Lingered;
 
 /// Time for one attempt to connect.
@@ -53,8 +54,13 @@ const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
     /// The listening sockets.
-    #[error("{0}; {REMEDY}")]
-    Listen(#[from] DoorError),
+    #[error("{}", Message::Listening { at, why })]
+    Listen {
+        /// Where.
+        at: String,
+        /// What the system says.
+        why: String,
+    },
     /// A thread, what it waits for, or random numbers.
     #[error("a thread for links over TCP: {0}")]
     Thread(io::Error),
@@ -85,6 +91,8 @@ struct Shared {
     waiting: Mutex<HashMap<[u8; 16], Sender<Arrived>>>,
     tuning: Tuning,
     stop: AtomicBool,
+    /// Streams that end wait for their peers no more.
+    hurry: AtomicBool,
     bell: EventFd,
     door: Door,
 }
@@ -120,16 +128,22 @@ impl Host {
         let (secret, key) = Secret::random::<32>().map_err(HostError::Thread)?;
         let terms = Terms { secret, purpose: Purpose::LINK, tls: tuning.tls };
         let limits = Limits { places: PLACES, greeting: GREETING, time: PASSAGE };
-        let failed = |error| DoorError::Io { what: "listening for links".into(), error };
-        let door = Door::on_all(listen(addresses).map_err(failed)?, terms, limits)?;
+        let failed = |why: &dyn std::fmt::Display| {
+            let at: Vec<_> = addresses.iter().map(SocketAddr::ip).map(|ip| ip.to_string()).collect();
+            HostError::Listen { at: at.join(", "), why: why.to_string() }
+        };
+        let listeners = listen(addresses).map_err(|e| failed(&e))?;
+        let door = Door::on_all(listeners, terms, limits).map_err(|e| failed(&e))?;
         let addresses = door.local_addrs().map_err(HostError::Thread)?;
         let bell = EventFd::new().map_err(HostError::Thread)?;
         let stop = AtomicBool::new(false);
-        let shared = Arc::new(Shared { waiting: Mutex::default(), tuning, stop, bell, door });
+        let hurry = AtomicBool::new(false);
+        let shared = Arc::new(Shared { waiting: Mutex::default(), tuning, stop, hurry, bell, door });
         let theirs = shared.clone();
         let accepting = spawn("pushgate-accept", move || accept(&theirs))?;
         let (ending, ends) = channel();
-        let closing = Some(spawn("pushgate-close", move || close_all(&ends))?);
+        let theirs = shared.clone();
+        let closing = Some(spawn("pushgate-close", move || close_all(&ends, &theirs.hurry))?);
         let (accepting, ending) = (Some(accepting), Some(ending));
         let (key, lingered) = (hex(&key), Lingered::new(LINGER.0, LINGER.1));
         Ok(Arc::new(Host { shared, addresses, key, accepting, ending, closing, wires, lingered }))
@@ -156,7 +170,11 @@ impl Drop for Host {
         // The last words are waited for: 2 s at most.
         self.ending = None;
         for thread in [self.accepting.take(), self.closing.take()].into_iter().flatten() {
-            let _ = thread.join();
+            interrupt::join(thread, || {
+                // Relaxed: the flag orders nothing.
+                self.shared.hurry.store(true, Ordering::Relaxed);
+                interrupt::leaves_undone("peers have not read the last words of links over TCP");
+            });
         }
     }
 }
@@ -235,8 +253,8 @@ impl Last {
     }
 }
 
-/// Ends streams when their peers have read the last words.
-fn close_all(ends: &Receiver<Vec<Stream>>) {
+/// Ends streams when their peers have read the last words, or at once when `hurry` is set.
+fn close_all(ends: &Receiver<Vec<Stream>>, hurry: &AtomicBool) {
     let mut ending: Vec<Last> = Vec::new();
     loop {
         let next = match ending.is_empty() {
@@ -256,7 +274,7 @@ fn close_all(ends: &Receiver<Vec<Stream>>) {
                 let _ = poll(&mut fds, Some(&LOOK));
             }
         }
-        ending.retain_mut(|last| !last.is_over());
+        ending.retain_mut(|last| !last.is_over() && !hurry.load(Ordering::Relaxed));
     }
 }
 
@@ -441,7 +459,8 @@ impl Dialing {
                 }
             };
             if Instant::now() >= self.until {
-                return Err(format!("the peer's place can't be reached: {last}; there, {REMEDY}"));
+                let told = Message::Unreached { whom: "the peer", tried: &last, host: "the peer's host" };
+                return Err(told.to_string());
             }
             std::thread::sleep(PAUSE);
         }

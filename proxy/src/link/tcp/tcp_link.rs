@@ -439,6 +439,12 @@ impl TcpLink {
             }
             self.ending = Ending::Closing(Some(wait));
         }
+        if let (Ending::Closing(Some(wait)), Some(wire)) = (self.ending, &mut self.wire)
+            && self.now.saturating_sub(wait.since) >= wait.allowed.as_nanos() as u64
+        {
+            // The engine's time may go on faster than the clock, for a program that wants its thread back.
+            wire.cut();
+        }
         let stopped = self.wire.as_mut().is_none_or(|wire| wire.stopped());
         if stopped
             && self.wire.take().is_some()

@@ -67,6 +67,9 @@ pub trait Wire: Send {
     /// peer has read it, beside the engine. What the wire still reads after `patience` is dropped. Called once, after the last send.
     fn finish(&mut self, patience: Duration);
 
+    /// The patience of [`Wire::finish`] is over. May be called again and again.
+    fn cut(&mut self) {}
+
     /// The engine is about to sleep: what arrives from now on wakes it, and, on streams for which `full` says so, room to
     /// send. True if something may have arrived already.
     fn prepare_sleep(&mut self, full: &dyn Fn(usize) -> bool) -> bool;

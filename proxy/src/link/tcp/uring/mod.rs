@@ -485,6 +485,10 @@ impl Wire for Uring {
         }
     }
 
+    fn cut(&mut self) {
+        self.finishing = self.finishing.map(|_| Instant::now());
+    }
+
     fn prepare_sleep(&mut self, full: &dyn Fn(usize) -> bool) -> bool {
         if self.broken || self.over {
             return false;
