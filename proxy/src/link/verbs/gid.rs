@@ -167,7 +167,7 @@ pub(super) fn meet(first: &[Told], second: &[Told]) -> (usize, usize) {
     near.min_by_key(|(i, j)| (i + j, *i)).unwrap_or((0, 0))
 }
 
-/// The best of the entries, by [`ranked`].
+/// The best of the entries, by `ranked`.
 pub fn choose(entries: &[GidEntry], family: Option<Family>) -> Option<&GidEntry> {
     ranked(entries, family).first().copied()
 }
