@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::thread::{Builder, JoinHandle};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use rustix::process::Pid;
+use rustix::process::{Pid, getpriority_process, setpriority_process};
 use rustix::thread::{UnshareFlags, gettid, unshare_unsafe};
 
 use crate::fdpass::{FDS_AT_ONCE, recv_some, send_some};
@@ -22,9 +22,20 @@ pub(crate) type Exiting = (Pid, Sender<()>);
 /// Bytes of a stack. A peer that sends descriptors all the time keeps hundreds of these threads, which do little.
 const STACK: usize = 128 << 10;
 
+/// By how much the nice value of a thread that closes is larger than that of the thread that starts it: a tenth of the weight.
+const BACK: i32 = 10;
+
 /// How a thread that closes is started.
 pub(crate) fn builder(name: &str) -> Builder {
     Builder::new().name(name.into()).stack_size(STACK)
+}
+
+/// Gives the calling thread, and the threads that it starts, less of a core that others want: a peer can send descriptors all the time, and
+/// nobody waits for their closes.
+pub(crate) fn stand_back() {
+    let own = Some(gettid());
+    // A thread that can't change its nice value keeps it.
+    let _ = getpriority_process(own).and_then(|nice| setpriority_process(own, (nice + BACK).min(19)));
 }
 
 /// The thread that starts the others. It has ended when the drop of this returns, so the code of a library that is unloaded is
@@ -82,6 +93,7 @@ fn start() -> Option<Closers> {
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).ok()?;
     let (number, (orders, to_do), (ready, is_ready)) = (theirs.as_raw_fd(), channel(), channel());
     let starts = move || {
+        stand_back();
         // SAFETY: from here on this thread uses no descriptor but the socket, which is in its table too.
         let all = unsafe { unshare_unsafe(UnshareFlags::FILES) }.ok().and_then(|()| numbers());
         let _ = ready.send(all.is_some());

@@ -41,6 +41,7 @@ pub fn drop_elsewhere(fds: Vec<OwnedFd>) {
 pub fn drop_elsewhere_within(fds: Vec<OwnedFd>, held: impl Send + 'static) {
     let closers = closers::kept();
     let closes = move || {
+        closers::stand_back();
         let exiting = closers.as_ref().and_then(|closers| closers.take(&fds)).or_else(with_all);
         // Not the last close of any file: the thread that exits has them all.
         drop(fds);
