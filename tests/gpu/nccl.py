@@ -438,7 +438,8 @@ class Failed(Exception):
 
 class Runner:
     def __init__(self, options):
-        self.plugin, self.out, self.port = options.plugin, options.out, 20000 + os.getpid() % 20000
+        # Below the ports that the kernel gives to whoever connects.
+        self.plugin, self.out, self.port = options.plugin, options.out, 20000 + os.getpid() % 10000
         self.failures = []
         # Links that took the place of broken ones in the last run, both ends' counted.
         self.replaced = 0
