@@ -601,7 +601,10 @@ class Interrupts(unittest.TestCase):
         with pushgate.Context({**CPU, "timeout": f"{LIMIT}s"}) as context:
             self.ends(lambda: context.connect(f"interrupted-{os.getpid()}", 1, 2))
             self.ends(lambda: context.connect(f"interrupted-{os.getpid()}", 0, 2))
-            for call in (lambda comm: comm.queue_pair(1), lambda comm: comm.barrier(), lambda comm: comm.all_gather(b"1")):
+            calls: list[Callable[[pushgate.Comm], object]] = [
+                lambda comm: comm.queue_pair(1), lambda comm: comm.barrier(), lambda comm: comm.all_gather(b"1"),
+            ]
+            for call in calls:
                 comms = context.local(2)
                 self.ends(lambda: call(comms[0]))
                 for comm in comms:
