@@ -42,15 +42,13 @@ struct Threads {
     back: HashMap<u32, i32>,
     /// How many threads of a user want to run, on average.
     wants: BTreeMap<u32, f64>,
-    /// Nanoseconds that threads of a user have wanted to run since the last look, and have ended.
-    ended: BTreeMap<u32, u64>,
 }
 
 struct Entry {
     uid: u32,
     thread: Thread,
-    /// The thread's times at the last look, or when it began to count.
-    times: Times,
+    /// The thread's times at the last look.
+    times: Option<Times>,
     /// By how much the thread stands back.
     back: i32,
 }
@@ -76,23 +74,18 @@ impl Share {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts an engine's thread for a user, from the thread's beginning.
+    /// Counts an engine's thread for a user.
     pub(super) fn add(&self, uid: u32, thread: Thread) -> Counted<'_> {
-        self.add_since(Times::default(), uid, thread)
+        let mut threads = self.threads();
+        let number = threads.next;
+        threads.next += 1;
+        threads.all.insert(number, Entry { uid, thread, times: None, back: 0 });
+        Counted(self, number)
     }
 
     /// Counts the calling thread for a user. The thread must outlive what this returns.
     pub(super) fn add_this(&self, uid: u32) -> Counted<'_> {
-        let this = gettid();
-        self.add_since(times(this).unwrap_or_default(), uid, Arc::new(Mutex::new(Some(this))))
-    }
-
-    fn add_since(&self, times: Times, uid: u32, thread: Thread) -> Counted<'_> {
-        let mut threads = self.threads();
-        let number = threads.next;
-        threads.next += 1;
-        threads.all.insert(number, Entry { uid, thread, times, back: 0 });
-        Counted(self, number)
+        self.add(uid, Arc::new(Mutex::new(Some(gettid()))))
     }
 
     /// Gives the calling thread, and the threads that it starts, less weight than the threads of programs: anybody can connect all the
@@ -117,11 +110,9 @@ impl Share {
     pub(super) fn look(&self) {
         let Some(base) = self.base else { return };
         let mut threads = self.threads();
-        let Threads { all, looked, back, wants, ended, .. } = &mut *threads;
-        let ended = std::mem::take(ended);
-        let mut users = all.values().map(|entry| entry.uid).chain(ended.keys().copied());
-        let first = users.next();
-        if users.all(|uid| Some(uid) == first) && back.is_empty() {
+        let Threads { all, looked, back, wants, .. } = &mut *threads;
+        let uid = all.values().next().map(|entry| entry.uid);
+        if all.values().all(|entry| Some(entry.uid) == uid) && back.is_empty() {
             // One user has no other to stand back behind.
             wants.clear();
             return;
@@ -131,13 +122,10 @@ impl Share {
         let mut sums: BTreeMap<u32, f64> = BTreeMap::new();
         for entry in all.values_mut() {
             let thread = entry.thread.lock().unwrap_or_else(PoisonError::into_inner);
-            let now = thread.and_then(times).unwrap_or(entry.times);
-            let wanted = now.since(std::mem::replace(&mut entry.times, now));
-            *sums.entry(entry.uid).or_default() += part(wanted, time).min(1.0);
-        }
-        // A program that connects and leaves all the time has no thread that is there at two looks.
-        for (uid, wanted) in ended {
-            *sums.entry(uid).or_default() += part(wanted, time);
+            let times = thread.and_then(times);
+            let before = std::mem::replace(&mut entry.times, times);
+            *sums.entry(entry.uid).or_default() +=
+                before.zip(times).map_or(0.0, |(before, now)| part(before, now, time));
         }
         // Half of the last average: a look at a moment says little of a program that comes and goes.
         *wants = sums
@@ -174,27 +162,14 @@ impl Share {
 
 impl Drop for Counted<'_> {
     fn drop(&mut self) {
-        let mut threads = self.0.threads();
-        let entry = threads.all.remove(&self.1).expect("one thread counts once");
-        if self.0.base.is_none() {
-            return;
-        }
-        let thread = entry.thread.lock().unwrap_or_else(PoisonError::into_inner);
-        let wanted = thread.and_then(times).map_or(0, |now| now.since(entry.times));
-        *threads.ended.entry(entry.uid).or_default() += wanted;
+        self.0.threads().all.remove(&self.1);
     }
 }
 
-impl Times {
-    /// Nanoseconds that the thread has wanted to run since it had the times `before`.
-    fn since(self, before: Times) -> u64 {
-        (self.ran + self.waited).saturating_sub(before.ran + before.waited)
-    }
-}
-
-/// How much of the `time` between two looks was `wanted`.
-fn part(wanted: u64, time: u64) -> f64 {
-    if time == 0 { 0.0 } else { wanted as f64 / time as f64 }
+/// How much of the time between two looks a thread wanted to run.
+fn part(before: Times, now: Times, time: u64) -> f64 {
+    let wanted = (now.ran + now.waited).saturating_sub(before.ran + before.waited);
+    if time == 0 { 0.0 } else { (wanted as f64 / time as f64).min(1.0) }
 }
 
 /// By how many steps the threads of each user stand back, if they do, where so many threads of the users want to run: so far that
@@ -285,31 +260,13 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_begin_and_end_between_two_looks_count_for_their_users() {
-        let base = getpriority_process(Some(gettid())).unwrap();
-        let share = Share { threads: Mutex::default(), base: Some(base) };
-        // Both users are there at each look, and want nothing.
-        let _there = [share.add_this(1), share.add_this(2)];
-        share.look();
-        let begins_and_ends = || {
-            let _counted = share.add_this(2);
-            let begin = Instant::now();
-            while begin.elapsed().as_millis() < 20 {}
-        };
-        std::thread::scope(|s| s.spawn(begins_and_ends).join().unwrap());
-        share.look();
-        let wants = share.threads().wants.clone();
-        assert!(wants[&2] > wants[&1], "{wants:?}");
-    }
-
-    #[test]
     fn a_thread_wants_what_it_ran_and_waited_for() {
         assert_eq!(parse("100 50 7\n"), Some(Times { ran: 100, waited: 50 }));
         assert_eq!((parse("100"), parse("x 1 2")), (None, None));
         let at = |ran, waited| Times { ran, waited };
-        assert_eq!(part(at(10, 40).since(at(0, 0)), 100), 0.5);
-        assert_eq!(part(at(205, 5).since(at(5, 5)), 100), 2.0);
-        assert_eq!(part(at(5, 5).since(at(5, 5)), 0), 0.0);
+        assert_eq!(part(at(0, 0), at(10, 40), 100), 0.5);
+        assert_eq!(part(at(5, 5), at(205, 5), 100), 1.0);
+        assert_eq!(part(at(5, 5), at(5, 5), 0), 0.0);
         assert!(times(gettid()).is_some());
     }
 }
