@@ -96,6 +96,10 @@ impl OwnEnd {
     /// The end with as many messages on their way as the link ring has slots, if the device has queues so long.
     fn new(device: &Device, config: &Config, geometry: Geometry) -> Result<Self, VerbsError> {
         geometry.validate().map_err(|e| VerbsError::Memory(e.into()))?;
+        let (bytes, message) = (64u64 << geometry.window_log, device.longest_message());
+        if bytes > message as u64 {
+            return Err(VerbsError::Window { bytes, device: device.name().into(), message });
+        }
         let config = &Config {
             imm: config.imm && !config.rail && device.kind.immediate,
             events: config.events && !config.rail,
@@ -210,10 +214,6 @@ impl VerbsOpening {
         allocate: &mut Allocate<'_>,
     ) -> Result<Self, VerbsError> {
         let end = OwnEnd::new(device, config, geometry)?;
-        let (bytes, message) = (64u64 << geometry.window_log, device.longest_message());
-        if bytes > message as u64 {
-            return Err(VerbsError::Window { bytes, device: device.name().into(), message });
-        }
         let sources = sources(device, config)?;
         let gid = sources[0].entry.clone();
         let rc = end.queue_pair(device)?;
