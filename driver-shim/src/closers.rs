@@ -22,8 +22,9 @@ pub(crate) type Exiting = (Pid, Sender<()>);
 /// Bytes of a stack. A peer that sends descriptors all the time keeps hundreds of these threads, which do little.
 const STACK: usize = 128 << 10;
 
-/// By how much the nice value of a thread that closes is larger than that of the thread that starts it: a tenth of the weight.
-const BACK: i32 = 10;
+/// By how much the nice value of a thread that closes is larger than that of the thread that starts it: two thirds of the weight. With much
+/// less a thread that accepts connections waits for closes, on a core that others want.
+const BACK: i32 = 2;
 
 /// How a thread that closes is started.
 pub(crate) fn builder(name: &str) -> Builder {
@@ -77,7 +78,7 @@ pub(crate) fn kept() -> Option<Arc<Closers>> {
 }
 
 /// Locks, unless that takes long: in a child of fork the lock's holder may be missing.
-fn lock_soon<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+pub(crate) fn lock_soon<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     for _ in 0..10_000 {
         match mutex.try_lock() {
             Ok(guard) => return Some(guard),
@@ -152,6 +153,13 @@ impl Drop for Closers {
 }
 
 impl Closers {
+    /// Runs `f` while nothing is closed.
+    #[cfg(test)]
+    pub(crate) fn held<T>(&self, f: impl FnOnce() -> T) -> T {
+        let _line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
+        f()
+    }
+
     /// Gives copies of descriptors to a thread. `None`: no thread has all of them.
     pub(crate) fn take(&self, fds: &[OwnedFd]) -> Option<Exiting> {
         let line = self.line.lock().unwrap_or_else(PoisonError::into_inner);

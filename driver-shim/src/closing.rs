@@ -7,6 +7,7 @@
 //! with a table of descriptors of its own.
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, IoSliceMut};
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::io::{Errno, ioctl_fionread};
-use rustix::net::sockopt::set_socket_oobinline;
+use rustix::net::sockopt::{set_socket_oobinline, socket_peercred};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvFlags, ReturnFlags, Shutdown, SocketAddrUnix, SocketFlags,
     SocketType, connect, recvmsg, shutdown, socket_with,
@@ -24,7 +25,7 @@ use rustix::net::{
 use rustix::process::test_kill_process;
 use rustix::thread::{UnshareFlags, gettid, unshare_unsafe};
 
-use crate::closers::{self, Closers, Exiting, builder};
+use crate::closers::{self, Closers, Exiting, builder, lock_soon};
 use crate::fork::Owner;
 
 /// What a peer holds of a quota. It is dropped once the peer's descriptors are closed.
@@ -58,14 +59,14 @@ pub fn drop_elsewhere_within(fds: Vec<OwnedFd>, held: impl Send + 'static) {
     let _ = builder("pushgate-close").spawn(closes);
 }
 
-/// Closes descriptors of some peers as [`drop_elsewhere`] does, on few threads: at most 16 closes are under way. Descriptors that
+/// Closes descriptors of some peers as [`drop_elsewhere`] does, on few threads: at most 2 closes are under way. Descriptors that
 /// come meanwhile stay open until one of those closes has returned; then they are closed together. So closes that hang keep few
 /// threads, and hold up only the closes of peers that share the value.
 #[derive(Clone, Debug, Default)]
 pub struct Closes(Arc<Mutex<UnderWay>>);
 
 /// Most closes under way. Each has two threads.
-const MOST_CLOSES: usize = 16;
+const MOST_CLOSES: usize = 2;
 
 #[derive(Default)]
 struct UnderWay {
@@ -100,6 +101,36 @@ impl Closes {
     fn all(&self) -> MutexGuard<'_, UnderWay> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The closes of this process for each user whose streams were dropped, by the user's number, while any are under way.
+static OF_USERS: Mutex<Option<(Owner, BTreeMap<u32, Closes>)>> = Mutex::new(None);
+
+/// Closes a stream, and what its peer has sent, with the others of the peer's user: whoever connects all the time and sends descriptors
+/// keeps few threads, and holds up no close of another user.
+fn close_of_user(stream: UnixStream, held: Option<Held>) {
+    // The user that has connected, or at whose listener this process has.
+    let uid = socket_peercred(&stream).map_or(u32::MAX, |cred| cred.uid.as_raw());
+    let closes = lock_soon(&OF_USERS).map(|mut all| {
+        // A child of fork has none of its parent's threads.
+        let (_, all) = match &mut *all {
+            Some(own) if own.0.is_here() => own,
+            all => all.insert((Owner::here(), BTreeMap::new())),
+        };
+        all.retain(|_, closes| closes.all().closes > 0);
+        all.entry(uid).or_default().clone()
+    });
+    closes.unwrap_or_default().close(vec![stream.into()], held);
+}
+
+/// Descriptors that wait for a close of others.
+fn waiting() -> usize {
+    let all = lock_soon(&OF_USERS);
+    all.iter()
+        .flat_map(|all| all.as_ref())
+        .flat_map(|(_, all)| all.values())
+        .map(|c| c.all().waiting.len())
+        .sum()
 }
 
 /// One of the closes under way, until it has returned.
@@ -214,7 +245,7 @@ impl Drop for PeerStream {
         // Nothing arrives after this.
         let _ = shutdown(&stream, Shutdown::Both);
         if may_have_descriptors(stream.as_fd()) {
-            drop_elsewhere_within(vec![stream.into()], self.held.take());
+            close_of_user(stream, self.held.take());
         }
     }
 }
@@ -240,8 +271,15 @@ impl PeerListener {
         self
     }
 
-    /// The next connection.
+    /// The next connection. While many dropped streams of this process wait for their closes, this waits for those first, for 10 ms at most:
+    /// peers that connect faster than their streams can be closed would take all descriptors of the process.
     pub fn accept(&self) -> io::Result<PeerStream> {
+        for _ in 0..10 {
+            if waiting() < MOST_WAITING {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
         UnixListener::accept(self).map(|(stream, _)| stream.into())
     }
 }
@@ -304,6 +342,9 @@ impl Drop for PeerListener {
     }
 }
 
+/// How many streams may wait for their closes before new connections do.
+const MOST_WAITING: usize = 256;
+
 /// How many connections that nobody accepted are closed by one thread.
 const AT_ONCE: usize = 64;
 
@@ -348,15 +389,18 @@ mod tests {
         PeerStream::from(UnixStream::pair().unwrap().0)
     }
 
+    /// The threads of this process with this name.
+    fn threads(name: &str) -> usize {
+        let named = |task: &std::fs::DirEntry| {
+            std::fs::read_to_string(task.path().join("comm")).is_ok_and(|own| own.trim() == name)
+        };
+        std::fs::read_dir("/proc/self/task").unwrap().flatten().filter(named).count()
+    }
+
     /// Waits until no thread of this process closes anything.
     fn until_no_thread_closes() {
-        let closes = |task: std::fs::DirEntry| {
-            std::fs::read_to_string(task.path().join("comm")).is_ok_and(|name| {
-                ["pushgate-close", "pushgate-exit"].iter().any(|closer| name.trim() == *closer)
-            })
-        };
         let end = Instant::now() + pushgate_tests::hang();
-        while std::fs::read_dir("/proc/self/task").unwrap().flatten().any(closes) {
+        while threads("pushgate-close") + threads("pushgate-exit") > 0 {
             assert!(Instant::now() < end, "a thread still waits for a close");
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -409,6 +453,26 @@ mod tests {
         }
         ends.iter().for_each(until_closed);
         until_no_thread_closes();
+    }
+
+    /// A stranger who connects all the time is in no quota.
+    #[test]
+    fn p7_dropped_streams_with_descriptors_keep_few_threads_while_their_closes_take_long() {
+        let closers = closers::kept().unwrap();
+        let (mut end, left) = UnixStream::pair().unwrap();
+        let left = OwnedFd::from(left);
+        closers.held(|| {
+            for _ in 0..100 {
+                let (ours, theirs) = UnixStream::pair().unwrap();
+                assert!(send_along(&theirs, &left, &[1]));
+                drop(PeerStream::from(ours));
+            }
+            // Other tests drop some too.
+            assert!(threads("pushgate-close") < 50);
+        });
+        drop(left);
+        end.set_read_timeout(Some(pushgate_tests::hang())).unwrap();
+        assert_eq!(end.read(&mut [0]).unwrap(), 0, "one was not closed");
     }
 
     /// The kernel would close the descriptor on the thread that receives the next byte.

@@ -3,6 +3,10 @@
 //! A GPU cannot wake a CPU through host memory, so a window without an interrupt is polled: at first as fast as
 //! possible, then in timed steps, whose length bounds the latency that they add. Where there is a doorbell, the engine
 //! spins and yields for a moment and then blocks.
+//!
+//! On a core that others want, an engine that yields pays twice: the others run for milliseconds, and Linux (6.18 and
+//! later) takes the rest of the time slice from a thread that yields, so that one that yields often gets less than its weight, while a
+//! thread that sleeps keeps its claim. There the engine does not yield.
 
 use std::time::Duration;
 
@@ -37,7 +41,16 @@ pub struct Idle {
     spin: u64,
     since: Option<u64>,
     spinning: bool,
+    yielded: Option<u64>,
+    /// Until when the core counts as one that others want.
+    wanted: u64,
 }
+
+/// How long others may run while this engine yields, before the core counts as one that they want: a core to spare gives the
+/// thread back after a microsecond, an occasional interrupt of the kernel's own after tens.
+const LONG: u64 = 100 * US;
+/// How long an engine does not yield after that.
+const WANTED: u64 = 20_000 * US;
 
 /// Length of a timed step in the first idle second. With the timer's own slack it stays under the 100 us that polling
 /// may add, at about 5 % of a core.
@@ -55,12 +68,12 @@ impl Idle {
             (Wake::Doorbell, true) => 20 * US,
             (Wake::Doorbell, false) => 2 * US,
         };
-        Idle { wake, spin, since: None, spinning: true }
+        Idle { wake, spin, since: None, spinning: true, yielded: None, wanted: 0 }
     }
 
     /// Changes what may end the wait: a queue pair was added.
     pub fn set_wake(&mut self, wake: Wake, alone: bool) {
-        *self = Idle { since: self.since, ..Idle::new(wake, alone) };
+        *self = Idle { since: self.since, wanted: self.wanted, ..Idle::new(wake, alone) };
     }
 
     /// A pass found work.
@@ -76,15 +89,35 @@ impl Idle {
         self.spinning
     }
 
+    /// True from [`Step::Yield`] until [`Idle::back`].
+    #[inline(always)]
+    pub fn has_yielded(&self) -> bool {
+        self.yielded.is_some()
+    }
+
+    /// The thread runs again at time `now`, after it yielded.
+    pub fn back(&mut self, now: u64) {
+        if self.yielded.take().is_some_and(|before| now.saturating_sub(before) > LONG) {
+            self.wanted = now + WANTED;
+        }
+    }
+
     /// A pass at time `now` (nanoseconds, monotonic) found none.
     pub fn idle(&mut self, now: u64) -> Step {
         let idle = now - *self.since.get_or_insert(now);
         self.spinning = idle < self.spin;
+        let yields = match self.wake {
+            _ if now < self.wanted => 0,
+            Wake::Doorbell => 50 * US,
+            Wake::Polled => 100 * US,
+        };
         match self.wake {
             _ if self.spinning => Step::Spin,
-            Wake::Doorbell if idle < self.spin + 50 * US => Step::Yield,
+            _ if idle < self.spin + yields => {
+                self.yielded = Some(now);
+                Step::Yield
+            }
             Wake::Doorbell => Step::Block(Duration::from_millis(100)),
-            Wake::Polled if idle < self.spin + 100 * US => Step::Yield,
             Wake::Polled if idle < 1_000_000 * US => Step::Sleep(STEP_FIRST),
             Wake::Polled => Step::Sleep(STEP_LATER),
         }
@@ -104,6 +137,31 @@ mod tests {
                 Step::Sleep(d) => assert!(d < Duration::from_micros(if ms < 1000 { 100 } else { 1000 })),
                 _ => {}
             }
+        }
+    }
+
+    #[test]
+    fn a_yield_that_lets_others_run_for_long_is_the_last_one_for_a_while() {
+        for (wake, spun, last) in
+            [(Wake::Doorbell, 10 * US, "Block(100ms)"), (Wake::Polled, 210 * US, "Sleep(75µs)")]
+        {
+            let mut idle = Idle::new(wake, false);
+            // Yields from `now` on, and is back after `long`. What the wait that follows is, after no work for the time of spinning.
+            let mut after = |now: u64, long: u64| {
+                assert_eq!(idle.idle(now), Step::Spin);
+                assert_eq!(idle.idle(now + spun), Step::Yield);
+                assert!(idle.has_yielded());
+                idle.back(now + spun + long);
+                assert!(!idle.has_yielded());
+                idle.busy();
+                assert_eq!(idle.idle(now + 10_000 * US), Step::Spin);
+                let step = idle.idle(now + 10_000 * US + spun);
+                idle.busy();
+                format!("{step:?}")
+            };
+            assert_eq!(after(0, 20 * US), "Yield", "{wake:?}");
+            assert_eq!(after(100_000 * US, 3_000 * US), last);
+            assert_eq!(after(200_000 * US, 20 * US), "Yield");
         }
     }
 

@@ -694,6 +694,12 @@ const BUSY: Geometry = Geometry {
 
 /// Keeps the calling thread, and those that it starts, away from the engines' core: on the next one, so that as much attacks on each machine.
 fn leave_the_engines_core() {
+    if std::env::var_os("_PUSHGATE_TEST_ALL_CORES").is_some() {
+        let mut set = sched_getaffinity(None).unwrap();
+        let first = core();
+        set.unset(first);
+        return sched_setaffinity(None, &set).unwrap();
+    }
     let all = sched_getaffinity(None).unwrap();
     let next = (core() + 1..CpuSet::MAX_CPU).find(|cpu| all.is_set(*cpu)).expect("there are two");
     let mut set = CpuSet::new();

@@ -138,6 +138,10 @@ impl Machine {
         if std::mem::take(&mut self.slept) {
             self.set_time(clock.now());
         }
+        if self.idle.has_yielded() {
+            self.set_time(clock.now());
+            self.idle.back(self.now);
+        }
         let mut worked = 0;
         let looks = self.idles.begin(self.worked);
         for i in 0..self.endpoints.len() {

@@ -20,8 +20,9 @@ use crate::engine::Thread;
 const STEP: f64 = 1.25;
 /// The largest nice value.
 const LAST: i32 = 19;
-/// By how much threads stand back that serve new connections: a tenth of the weight of a program's thread.
-const STRANGERS: i32 = 10;
+/// By how much threads stand back that serve new connections: a sixth of the weight of a program's thread. With a tenth a new program
+/// waits seconds on a core that others flood.
+const STRANGERS: i32 = 8;
 /// A user of whose threads fewer than this want to run, on average, wants nothing.
 const LITTLE: f64 = 0.02;
 
