@@ -33,7 +33,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{ArgMatches, Command};
 use pushgate::settings::{Key, PluginSettings};
-use pushgate::{Error, Settings};
+use pushgate::{Error, Membership, Settings};
 
 use flags::load as settings;
 use output::{OutputError, errln, outln};
@@ -87,9 +87,15 @@ fn warned(m: &ArgMatches, qp: Option<&str>) -> Result<Settings, Error> {
     if let Some(qp) = qp {
         settings.set("qp", qp)?;
     }
-    // A rank that a command started says nothing that the command has said.
-    if [bench::ROLE, chaos::ROLE].iter().all(|role| std::env::var_os(role).is_none()) {
-        settings.without_effect().iter().for_each(|said| errln!("pushgate: warning: {said}"));
+    // A rank that a command started says nothing that the command has said; of a launcher's ranks rank 0 speaks.
+    let rank = Membership::of_process(&settings).ok().flatten();
+    let started = [bench::ROLE, chaos::ROLE].iter().any(|role| std::env::var_os(role).is_some());
+    if !started && rank.as_ref().is_none_or(|found| found.rank == 0) {
+        let mut in_force = settings.clone();
+        if let Some(place) = rank.and_then(|found| found.rendezvous) {
+            in_force.rendezvous = place;
+        }
+        in_force.without_effect().iter().for_each(|said| errln!("pushgate: warning: {said}"));
         let given = |key: &&Key| m.try_get_one::<String>(&key.flag()).is_ok_and(|value| value.is_some());
         for key in PluginSettings::KEYS.iter().filter(given) {
             errln!("pushgate: warning: {} has no effect: the NCCL plugin alone has this setting", key.flag());

@@ -138,6 +138,18 @@ fn processes_with_a_launchers_variables_are_the_ranks_and_rank_0_alone_prints() 
 }
 
 #[test]
+fn a_setting_without_effect_is_told_by_rank_0_alone() {
+    let _alone = alone();
+    let variables = format!(
+        "PUSHGATE_RANK=@ PUSHGATE_RANKS=2 PUSHGATE_JOB=idle-{} PUSHGATE_QP=local PUSHGATE_TCP_STREAMS=2",
+        std::process::id()
+    );
+    let said: Vec<String> =
+        by_hand(&variables, 2, &ALLREDUCE).into_iter().map(|ended| ended.stderr).collect();
+    assert_eq!(said, ["pushgate: warning: tcp-streams has no effect: queue pairs are not tcp\n", ""]);
+}
+
+#[test]
 fn ranks_of_several_hosts_meet_where_their_launcher_says() {
     let _alone = alone();
     // The launcher's own port is the one before.
