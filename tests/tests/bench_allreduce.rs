@@ -94,7 +94,7 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        // A test that failed leaves nothing behind; the parts end with their parent.
+        // A test that failed leaves nothing; the parts end with their parent.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

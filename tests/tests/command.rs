@@ -110,10 +110,8 @@ fn a_log_filter_that_cannot_be_read_is_refused() {
     for words in ["config", "bench allreduce --ranks 2"] {
         refused(
             program("pushgate").args(words.split_whitespace()).env("PUSHGATE_LOG", "pushgate_proxy=loud"),
-            &format!(
-                "pushgate: invalid PUSHGATE_LOG `pushgate_proxy=loud` (from PUSHGATE_LOG): expected levels (error, warn, \
-                 info, debug, trace, off), each alone or behind CRATE=, with commas between"
-            ),
+            "pushgate: invalid PUSHGATE_LOG `pushgate_proxy=loud` (from PUSHGATE_LOG): expected levels (error, warn, info, \
+             debug, trace, off), each alone or behind CRATE=, with commas between",
         );
     }
     for filter in ["", "off", "debug", "warn,pushgate_proxy=debug"] {

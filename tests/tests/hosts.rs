@@ -44,7 +44,7 @@ impl Hosts {
         format!("10.79.0.{}", host + 1)
     }
 
-    /// An allreduce, of which this host has a part.
+    /// This host's part of an allreduce.
     fn command(&self, host: usize) -> Command {
         let mut command = self.namespaces.command(host, pushgate());
         command.args(["bench", "allreduce", "--device", "cpu", "--node", &host.to_string()]);

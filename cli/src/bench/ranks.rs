@@ -135,7 +135,7 @@ impl Processes {
             let child = children.start(&format!("{index}/{of}/{job}"), variables, Stdio::piped())?;
             let stdout = child.stdout.take().expect("it is piped");
             let sender = sender.clone();
-            // It reads to the end, whoever listens: a process that failed to print would be lost to the others.
+            // It reads to the end, even if nobody takes the lines: a process that failed to print would be lost to the others.
             std::thread::spawn(move || {
                 BufReader::new(stdout).lines().map_while(Result::ok).for_each(|line| drop(sender.send(line)))
             });
