@@ -15,7 +15,7 @@ use pushgate::{Comm, Context, Counters, Error, Launch, Membership, Module, QpCon
 
 /// Sums what all ranks have, in a kernel that pushes through windows and gate; every element is checked
 #[derive(Parser)]
-#[command(version = pushgate::VERSION)]
+#[command(name = "allreduce", version = pushgate::VERSION)]
 struct Options {
     #[arg(long, default_value = "4", value_parser = clap::value_parser!(u32).range(2..=256), help = "Processes, 2 to 256")]
     ranks: u32,
