@@ -16,8 +16,8 @@
 //! # Ok(())
 //! # }
 //! ```
-//! `examples/custom_kernel.rs` is a complete program. docs/architecture.md explains how the library
-//! works inside.
+//! `examples/custom_kernel.rs` is a complete program with a kernel of its own, `examples/allreduce.rs` one whose ranks are
+//! processes. docs/architecture.md explains how the library works inside.
 
 mod attached;
 mod comm;

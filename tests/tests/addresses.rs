@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use pushgate::{Comm, Context, QpConfig, Settings, UniqueId};
-use pushgate_tests::built::{c_library, example, nccl_caller, plugin, pushgate, root, scratch};
+use pushgate_tests::built::{c_library, nccl_caller, plugin, pushgate, root, scratch};
 use pushgate_tests::namespaces::{Namespaces, Running, ip};
 use pushgate_tests::{hang, output, skip, wait_until};
 
@@ -67,21 +67,11 @@ impl Hosts {
 
     /// Two ranks that reduce 64 KiB, which meet at this address of the first host.
     fn allreduce(&self, at: &str) {
-        let program = example("allreduce");
         let rendezvous = format!("{at}:7117");
         let start = |host: usize| {
-            let mut command = self.command(host, &program);
-            command.args([
-                "--ranks",
-                "2",
-                "--nodes",
-                "2",
-                "--node",
-                &host.to_string(),
-                "--json",
-                "--device",
-                "cpu",
-            ]);
+            let mut command = self.command(host, pushgate());
+            command.args(["bench", "allreduce", "--ranks", "2", "--nodes", "2", "--node", &host.to_string()]);
+            command.args(["--json", "--device", "cpu"]);
             command.args(["--qp", "tcp", "--rendezvous", &rendezvous, "--job", "addresses", "--size", "64K"]);
             Running::start(command.args(["--iters", "1", "--warmup", "0"]))
         };

@@ -1,4 +1,4 @@
-//! `pushgate doctor`, `report` and `proxy`, and how `allreduce` ends its ranks: wrong inputs and situations, each
+//! `pushgate doctor`, `report` and `proxy`, and how `bench allreduce` ends its ranks: wrong inputs and situations, each
 //! with its exact message and exit code (docs/operations.md, "Exit codes").
 
 use std::io::{BufRead, BufReader, Read};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use pushgate::settings::PluginSettings;
 use pushgate_doctor::CHECKS;
-use pushgate_tests::built::{example, pushgate, scratch};
+use pushgate_tests::built::{pushgate, scratch};
 use pushgate_tests::{hang, skip, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -80,7 +80,7 @@ fn run(args: &[&str]) -> Ended {
 }
 
 fn allreduce(args: &[&str]) -> Command {
-    program(&example("allreduce"), &[&["--device", "cpu"], args].concat())
+    program(pushgate(), &[&["bench", "allreduce", "--device", "cpu"], args].concat())
 }
 
 /// It ends with this code, says this and nothing else, and prints nothing.
@@ -270,11 +270,10 @@ fn an_input_that_is_not_there_has_one_code_and_names_its_cause_once() {
 
 /// The command of each subcommand that works with settings.
 fn workers() -> Vec<Command> {
-    let ours: [&[&str]; 5] =
-        [&["probe"], &["bench", "local"], &["bench", "osu-latency"], &["bench", "push"], &["nccl-check"]];
-    let mut all: Vec<Command> = ours.iter().map(|args| program(pushgate(), args)).collect();
-    all.push(program(&example("allreduce"), &[]));
-    all
+    let benches =
+        ["local", "osu-latency", "push", "allreduce"].map(|name| program(pushgate(), &["bench", name]));
+    let others = ["probe", "nccl-check"].map(|name| program(pushgate(), &[name]));
+    benches.into_iter().chain(others).collect()
 }
 
 #[test]
@@ -363,7 +362,7 @@ fn a_setting_without_effect_is_a_warning() {
     let ended = ended(allreduce(&[&small[..], &["--host", "10.0.0.1"]].concat()).output().unwrap());
     assert_eq!(
         ended.stderr,
-        "allreduce: warning: host has no effect: queue pairs are local, whose ranks are all on this host\n"
+        "pushgate: warning: host has no effect: queue pairs are local, whose ranks are all on this host\n"
     );
     assert_eq!(ended.code, Some(0));
 }
@@ -570,8 +569,8 @@ fn a_job_uses_the_proxy_that_is_named_and_says_so() {
     assert_eq!(
         none.stderr,
         format!(
-            "allreduce: no proxy runs at {socket} (Connection refused (os error 111)): start one with `pushgate proxy \
-             --proxy-socket {socket}`, or leave proxy-socket out, and allreduce starts a proxy of its own\n"
+            "pushgate: no proxy runs at {socket} (Connection refused (os error 111)): start one with `pushgate proxy \
+             --proxy-socket {socket}`, or leave proxy-socket out, and the bench starts a proxy of its own\n"
         )
     );
     assert_eq!((none.code, &*none.stdout), (Some(1), ""));
@@ -580,7 +579,7 @@ fn a_job_uses_the_proxy_that_is_named_and_says_so() {
     let done = ended(allreduce(&args).output().unwrap());
     assert_eq!(
         (done.code, &*done.stderr),
-        (Some(0), &*format!("allreduce: using the proxy that runs at {socket}\n"))
+        (Some(0), &*format!("pushgate: using the proxy that runs at {socket}\n"))
     );
     let line: Value = serde_json::from_str(done.stdout.trim_end()).unwrap();
     assert_eq!(line["proxy"], "process");
@@ -642,7 +641,7 @@ fn a_rank_that_was_stopped_and_then_ended_by_the_job_is_not_reported_as_killed()
     job.stderr.take().unwrap().read_to_string(&mut said).unwrap();
     assert_eq!(status.code(), Some(1), "{said}");
     let line = format!(
-        "allreduce: rank 1 (pid {pid}) is stopped (SIGSTOP) and can't end by itself: ended by allreduce"
+        "pushgate: rank 1 (pid {pid}) is stopped (SIGSTOP) and can't end by itself: ended by pushgate"
     );
     assert_eq!(said.lines().filter(|l| *l == line).count(), 1, "{said}");
     assert!(!said.contains("killed by signal"), "{said}");
@@ -656,7 +655,7 @@ fn a_rank_that_was_killed_from_elsewhere_is_named_with_the_signal() {
     assert_eq!(wait(&mut job).code(), Some(1));
     let mut said = String::new();
     job.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-    let line = format!("allreduce: rank 1 (pid {pid}) was killed by signal 9");
+    let line = format!("pushgate: rank 1 (pid {pid}) was killed by signal 9");
     assert_eq!(said.lines().filter(|l| *l == line).count(), 1, "{said}");
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use pushgate_tests::built::{example, nccl_caller, plugin, pushgate};
+use pushgate_tests::built::{nccl_caller, plugin, pushgate};
 use pushgate_tests::namespaces::{Namespaces, Running, ip};
 use pushgate_tests::{hang, output, skip, wait_until};
 
@@ -59,10 +59,9 @@ impl Containers {
 
     /// Two ranks, one in each container, reduce 64 KiB with these settings; returns whether they succeeded, and what they said.
     fn allreduce(&self, set: &[(&str, &str)]) -> (bool, String) {
-        let program = example("allreduce");
         let start = |rank: usize| {
-            let mut command = self.command(rank, &program);
-            command.args("--json --device cpu --size 64K --iters 2 --warmup 0".split(' '));
+            let mut command = self.command(rank, pushgate());
+            command.args("bench allreduce --json --device cpu --size 64K --iters 2 --warmup 0".split(' '));
             command.env("PUSHGATE_RANK", rank.to_string()).env("PUSHGATE_RANKS", "2");
             command.env("PUSHGATE_JOB", "containers").envs(set.iter().copied());
             Running::start(&mut command)

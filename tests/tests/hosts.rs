@@ -6,9 +6,8 @@ use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use pushgate_tests::built::example;
 use pushgate_tests::namespaces::{Namespaces, Running, ip};
-use pushgate_tests::{hang, wait_until};
+use pushgate_tests::{hang, pushgate, wait_until};
 use serde_json::Value;
 
 /// Held by each test: there may be few cores.
@@ -45,18 +44,19 @@ impl Hosts {
         format!("10.79.0.{}", host + 1)
     }
 
-    fn command(&self, host: usize, program: &Path) -> Command {
-        self.namespaces.command(host, program)
+    /// This host's part of an allreduce.
+    fn command(&self, host: usize) -> Command {
+        let mut command = self.namespaces.command(host, pushgate());
+        command.args(["bench", "allreduce", "--device", "cpu", "--node", &host.to_string()]);
+        command.args(["--rendezvous", &format!("{}:7117", Hosts::address(0))]);
+        command
     }
 
     /// Starts one rank on each host.
     fn start(&self, args: &[&str]) -> Vec<Running> {
-        let program = example("allreduce");
-        let rendezvous = format!("{}:7117", Hosts::address(0));
         let one = |host: usize| {
-            let mut command = self.command(host, &program);
-            command.args(["--ranks", "4", "--nodes", "4", "--node", &host.to_string(), "--json"]);
-            command.args(["--device", "cpu", "--qp", "tcp", "--rendezvous", &rendezvous, "--job", "hosts"]);
+            let mut command = self.command(host);
+            command.args(["--ranks", "4", "--nodes", "4", "--json", "--qp", "tcp", "--job", "hosts"]);
             Running::start(command.args(args))
         };
         (0..HOSTS).map(one).collect()
@@ -65,7 +65,7 @@ impl Hosts {
     /// Bytes that a host has sent.
     fn sent(&self, host: usize) -> u64 {
         let file = "/sys/class/net/eth0/statistics/tx_bytes";
-        let read = self.command(host, Path::new("cat")).arg(file).output();
+        let read = self.namespaces.command(host, Path::new("cat")).arg(file).output();
         let text = read.map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default();
         text.trim().parse().unwrap_or(0)
     }
@@ -98,23 +98,10 @@ fn ranks_of_four_hosts_reduce_16_mib_over_tcp_in_clear_and_encrypted() {
 #[test]
 fn ranks_of_one_host_are_local_and_those_of_two_tcp_without_a_choice() {
     let Some(hosts) = Hosts::new() else { return };
-    let program = example("allreduce");
-    let rendezvous = format!("{}:7117", Hosts::address(0));
     // Two ranks on each of the first two hosts, one on each of the others.
     let one = |host: usize| {
-        let mut command = hosts.command(host, &program);
-        command.args([
-            "--ranks",
-            "6",
-            "--nodes",
-            "4",
-            "--node",
-            &host.to_string(),
-            "--json",
-            "--device",
-            "cpu",
-        ]);
-        command.args(["--rendezvous", &rendezvous, "--job", "pairs", "--size", "64K"]);
+        let mut command = hosts.command(host);
+        command.args(["--ranks", "6", "--nodes", "4", "--json", "--job", "pairs", "--size", "64K"]);
         command.args(["--iters", "1", "--warmup", "0", "--out-of-place"]);
         Running::start(command.env("PUSHGATE_LOG", "info"))
     };
@@ -168,25 +155,11 @@ fn p7_a_host_that_stays_cut_off_ends_the_job_and_is_named() {
 #[test]
 fn p8_hosts_with_another_secret_or_none_do_not_get_in() {
     let Some(hosts) = Hosts::new() else { return };
-    let program = example("allreduce");
-    let rendezvous = format!("{}:7117", Hosts::address(0));
     for (secret, says) in [(Some("another secret of many bytes"), "secret"), (None, "secret")] {
         let start = |host: usize| {
-            let mut command = hosts.command(host, &program);
-            let node = host.to_string();
-            command.args([
-                "--ranks",
-                "2",
-                "--nodes",
-                "2",
-                "--node",
-                &node,
-                "--timeout",
-                "3s",
-                "--job",
-                "hosts",
-            ]);
-            command.args(["--device", "cpu", "--qp", "tcp", "--rendezvous", &rendezvous, "--size", "64K"]);
+            let mut command = hosts.command(host);
+            command.args(["--ranks", "2", "--nodes", "2", "--timeout", "3s", "--job", "hosts"]);
+            command.args(["--qp", "tcp", "--size", "64K"]);
             if host == 1 {
                 match secret {
                     Some(secret) => _ = command.env("PUSHGATE_SECRET", secret),

@@ -9,7 +9,7 @@ use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 use pushgate::settings::PluginSettings;
 use pushgate::{Comm, Context, Launch, Module, QpConfig, Settings, WaitOutcome, upload_descriptors};
-use pushgate_tests::built::{example, scratch};
+use pushgate_tests::built::scratch;
 use pushgate_tests::{children, hang, pushgate, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -456,16 +456,28 @@ fn promtool_accepts_the_text() {
 
 #[test]
 #[ignore = "needs Debian's package prometheus: cargo xtask test --only metrics"]
-fn a_prometheus_that_scrapes_an_allreduce_has_the_sums_that_the_example_reports() {
+fn a_prometheus_that_scrapes_an_allreduce_has_the_sums_that_the_bench_reports() {
     let server = Server::start();
     let prometheus = Prometheus::start(server.1);
     wait_until("a scrape", || prometheus.query("up == 1").is_some_and(|up| up.len() == 1));
     // Odd ranks begin an iteration a second late, and the others wait for them: some scrapes fall between two iterations.
     const RANKS: u64 = 2;
     const SIZE: u64 = 1 << 20;
-    let mut allreduce = Command::new(example("allreduce"));
+    let mut allreduce = Command::new(pushgate());
     clear(&mut allreduce);
-    allreduce.args(["--ranks", "2", "--size", "1M", "--device", "cpu", "--in-place", "--warmup", "0"]);
+    allreduce.args([
+        "bench",
+        "allreduce",
+        "--ranks",
+        "2",
+        "--size",
+        "1M",
+        "--device",
+        "cpu",
+        "--in-place",
+        "--warmup",
+        "0",
+    ]);
     allreduce.args(["--iters", "4", "--late-ms", "1000", "--json"]);
     let mut allreduce = Killed(allreduce.stdout(Stdio::piped()).spawn().unwrap());
     let mut ranks = Vec::new();
@@ -490,7 +502,7 @@ fn a_prometheus_that_scrapes_an_allreduce_has_the_sums_that_the_example_reports(
         assert_eq!(Some(total(name) as u64), said[key].as_u64(), "{name}");
     }
     // Each of N ranks sends 2 (N - 1) / N of its bytes in an iteration. The last scrape may be from before the last
-    // iteration, so all but the last are there, and no byte more than the example has sent.
+    // iteration, so all but the last are there, and no byte more than the bench has sent.
     let iteration = (2 * (RANKS - 1) * SIZE) as f64;
     let least = iteration * (iterations - 1) as f64;
     for name in ["released_bytes_total", "delivered_bytes_total"] {

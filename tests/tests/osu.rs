@@ -227,7 +227,7 @@ fn ranks(parent: u32) -> Vec<(char, i32)> {
         let of =
             stat.rsplit(')').next().and_then(|s| s.split_whitespace().nth(1)).and_then(|p| p.parse().ok());
         let Ok(env) = std::fs::read(entry.path().join("environ")) else { continue };
-        let role = env.split(|b| *b == 0).find_map(|v| v.strip_prefix(b"_PUSHGATE_OSU_ROLE="));
+        let role = env.split(|b| *b == 0).find_map(|v| v.strip_prefix(b"_PUSHGATE_ROLE="));
         if of == Some(parent)
             && let Some(role) = role
         {

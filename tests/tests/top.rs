@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use pushgate::settings::PluginSettings;
-use pushgate_tests::built::{example, scratch};
+use pushgate_tests::built::scratch;
 use pushgate_tests::{children, pushgate, skip, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -24,19 +24,10 @@ struct Allreduce(Child);
 
 impl Allreduce {
     fn start() -> Allreduce {
-        let mut command = Command::new(example("allreduce"));
+        let mut command = Command::new(pushgate());
         clear(&mut command);
-        command.args([
-            "--ranks",
-            "2",
-            "--size",
-            "64K",
-            "--device",
-            "cpu",
-            "--in-place",
-            "--iters",
-            "1000000",
-        ]);
+        command.args(["bench", "allreduce", "--ranks", "2", "--size", "64K", "--device", "cpu"]);
+        command.args(["--in-place", "--iters", "1000000"]);
         let allreduce = Allreduce(command.stdout(Stdio::null()).spawn().unwrap());
         wait_until("two ranks", || allreduce.ranks().len() == 2);
         allreduce
@@ -54,7 +45,7 @@ impl Allreduce {
             screen.lines().map(|line| line.trim_start_matches('>').split_whitespace().collect::<Vec<_>>());
         rows.filter(|cells| {
             let pid = cells.first().and_then(|pid| pid.parse().ok());
-            pid.is_some_and(|pid| pids.contains(&pid)) && cells.get(1) == Some(&"allreduce")
+            pid.is_some_and(|pid| pids.contains(&pid)) && cells.get(1) == Some(&"pushgate")
         })
         .collect()
     }

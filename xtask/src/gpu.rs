@@ -23,7 +23,8 @@ runs the tests that are skipped elsewhere for want of a GPU.
 
 For one without: `cargo xtask gpu --bundle --tests NAME,...` builds everything here, device code
 included, into one folder. Copy it there and run in it:
-  ./allreduce --ranks 2 --size 1M,16M --device cuda --json
+  ./pushgate bench allreduce --ranks 2 --size 1M,16M --device cuda --json
+  ./allreduce
   ./custom_kernel
   ./nccl.py                     PyTorch over the NCCL plugin, beside NCCL's own transports
   programs/programs.py          programs of others over the plugin: frameworks, trainings, many streams

@@ -261,10 +261,14 @@ pub const STEPS: &[Step] = &[
         when: When::Default,
         lane: Lane::Main,
         needs: &[Need::Cxx],
-        about: "the allreduce demonstration on 4 CPU ranks, with the proxy as thread and as process",
+        about: "the example allreduce, and the bench allreduce on 4 CPU ranks with the proxy as thread and as process",
         run: |bench| {
-            allreduce(bench, 4, "1M,16M", &[])?;
-            allreduce(bench, 4, "1M,16M", &["--proxy", "process"])
+            let mut example = bench.command();
+            example.args(["run", "--release", "--example", "allreduce", "--", "--device", "cpu", "--json"]);
+            let output = process::capture(example, true, bench.guard)?;
+            check_result(output.lines().last().unwrap_or_default())?;
+            allreduce(bench, 4, &[])?;
+            allreduce(bench, 4, &["--proxy", "process"])
         },
     },
     Step {
@@ -442,8 +446,8 @@ pub const STEPS: &[Step] = &[
         when: When::Full,
         lane: Lane::Main,
         needs: &[Need::Cxx],
-        about: "the demonstration on 8 CPU ranks",
-        run: |bench| allreduce(bench, 8, "1M,16M", &[]),
+        about: "the bench allreduce on 8 CPU ranks",
+        run: |bench| allreduce(bench, 8, &[]),
     },
 ];
 
@@ -643,14 +647,10 @@ fn memcheck(bench: &mut Bench) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-fn allreduce(bench: &mut Bench, ranks: u32, sizes: &str, more: &[&str]) -> Result<Outcome> {
-    if more.contains(&"process") {
-        // `--example` does not build the command that the proxy process runs.
-        bench.cargo(&["build", "--release", "--package", "pushgate-cli"])?;
-    }
+fn allreduce(bench: &mut Bench, ranks: u32, more: &[&str]) -> Result<Outcome> {
     let mut command = bench.command();
-    command.args(["run", "--release", "--example", "allreduce", "--"]);
-    command.args(["--ranks", &ranks.to_string(), "--size", sizes, "--device", "cpu", "--iters", "1"]);
+    command.args(["run", "--release", "--package", "pushgate-cli", "--", "bench", "allreduce"]);
+    command.args(["--ranks", &ranks.to_string(), "--size", "1M,16M", "--device", "cpu", "--iters", "1"]);
     command.arg("--json").args(more);
     let output = process::capture(command, true, bench.guard)?;
     check_result(output.lines().last().unwrap_or_default())?;
@@ -698,7 +698,7 @@ fn check_chaos(line: &str) -> Result<()> {
     Ok(())
 }
 
-/// Checks the demonstration's last line: the sums are right, and no message was lost.
+/// Checks the last line of an allreduce: the sums are right, and no message was lost.
 fn check_result(line: &str) -> Result<()> {
     let result: serde_json::Value =
         serde_json::from_str(line).with_context(|| format!("the last line is no JSON object: {line:?}"))?;
@@ -707,8 +707,8 @@ fn check_result(line: &str) -> Result<()> {
     for (key, wanted) in right {
         match result.get(key) {
             Some(value) if *value == wanted => (),
-            Some(value) => bail!("the demonstration says {key} = {value}, not {wanted}"),
-            None => bail!("the demonstration says nothing of {key}: {line}"),
+            Some(value) => bail!("the allreduce says {key} = {value}, not {wanted}"),
+            None => bail!("the allreduce says nothing of {key}: {line}"),
         }
     }
     Ok(())
@@ -742,7 +742,7 @@ mod tests {
     }
 
     #[test]
-    fn the_demonstrations_result_is_checked() {
+    fn the_result_of_an_allreduce_is_checked() {
         check_result(r#"{"verified": true, "dropped": 0, "rnr": 0, "gbps": 1.5}"#).unwrap();
         for bad in [
             "",

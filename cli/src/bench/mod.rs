@@ -1,6 +1,7 @@
 //! Benches. Each measures its ceiling in the same run, by the same clock, and
 //! prints both and the ratio: figures of two runs on shared machines say little.
 
+mod allreduce;
 mod ends;
 mod idle;
 mod latency;
@@ -8,10 +9,12 @@ mod local;
 mod osu;
 mod peers;
 mod push;
+mod ranks;
 mod rate;
 mod rdma;
 mod tcp;
 
+use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
@@ -23,7 +26,7 @@ use pushgate::{
 };
 use serde_json::json;
 
-pub use osu::ROLE;
+pub use ranks::ROLE;
 
 use crate::output::outln;
 
@@ -134,6 +137,7 @@ pub fn command(settings: impl Fn(Command) -> Command) -> Command {
                 ),
         )
         .subcommand(bench("gate", "Staging ring and gate alone, on one core", ""))
+        .subcommand(allreduce::command(&settings))
         .subcommands(osu::commands(&settings))
 }
 
@@ -152,8 +156,11 @@ pub struct Bench {
 pub fn run(
     m: &ArgMatches,
     settings: impl Fn(&ArgMatches, Option<&str>) -> Result<Settings, Error>,
-) -> Result<()> {
+) -> Result<ExitCode> {
     let (name, m) = m.subcommand().expect("clap requires one");
+    if name == "allreduce" {
+        return allreduce::run(m, settings(m, None)?);
+    }
     if let Some(done) = osu::run(name, m, |m| settings(m, None)) {
         return done;
     }
@@ -232,7 +239,8 @@ pub fn run(
             tcp::run(&bench, &tcp::Options { mode, sizes, depth: number("depth", 4096)?, address })
         }
         _ => gate(&bench),
-    }
+    }?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn gate(b: &Bench) -> Result<()> {

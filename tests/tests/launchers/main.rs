@@ -11,7 +11,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use pushgate_tests::built::example;
 use pushgate_tests::{hang, pushgate, skip};
 
 /// Held by each test: there may be few cores, so one group of processes runs at a time.
@@ -79,8 +78,9 @@ impl Drop for Run {
     }
 }
 
-/// What the example is asked for: few bytes, one line.
-const ALLREDUCE: [&str; 9] = ["--device", "cpu", "--size", "4K", "-n", "2", "-w", "1", "--csv"];
+/// A bench of few bytes that prints one line.
+const ALLREDUCE: [&str; 11] =
+    ["bench", "allreduce", "--device", "cpu", "--size", "4K", "-n", "2", "-w", "1", "--csv"];
 
 /// Checks that a table of one size, of that many ranks, was printed once.
 #[track_caller]
@@ -91,9 +91,9 @@ fn is_table(stdout: &str, ranks: u32) {
     assert_eq!((row["ranks"], row["verified"]), (ranks.to_string().as_str(), "true"), "{stdout}");
 }
 
-/// Starts the example as each of several ranks, with variables in which `@` stands for the rank.
+/// Starts the command as each of several ranks, with variables in which `@` stands for the rank.
 fn by_hand(variables: &str, ranks: u32, arguments: &[&str]) -> Vec<Ended> {
-    each(&example("allreduce"), variables, ranks, arguments)
+    each(pushgate(), variables, ranks, arguments)
 }
 
 /// Starts a program as each of several ranks.
@@ -135,6 +135,18 @@ fn processes_with_a_launchers_variables_are_the_ranks_and_rank_0_alone_prints() 
             }
         }
     }
+}
+
+#[test]
+fn a_setting_without_effect_is_told_by_rank_0_alone() {
+    let _alone = alone();
+    let variables = format!(
+        "PUSHGATE_RANK=@ PUSHGATE_RANKS=2 PUSHGATE_JOB=idle-{} PUSHGATE_QP=local PUSHGATE_TCP_STREAMS=2",
+        std::process::id()
+    );
+    let said: Vec<String> =
+        by_hand(&variables, 2, &ALLREDUCE).into_iter().map(|ended| ended.stderr).collect();
+    assert_eq!(said, ["pushgate: warning: tcp-streams has no effect: queue pairs are not tcp\n", ""]);
 }
 
 #[test]
@@ -199,28 +211,28 @@ fn p7_a_rank_that_its_launcher_did_not_start_is_named() {
     );
     let all = by_hand(&variables, 2, &ALLREDUCE);
     let says = &all[0].stderr;
-    assert!(says.starts_with("allreduce: waiting for rank 2, 3 timed out after 3s"), "{says}");
+    assert!(says.starts_with("pushgate: waiting for rank 2, 3 timed out after 3s"), "{says}");
     assert_eq!(all.iter().map(|ended| ended.code).collect::<Vec<_>>(), [Some(1); 2]);
 }
 
 #[test]
-fn variables_that_contradict_each_other_end_the_example_with_2() {
+fn variables_that_contradict_each_other_end_the_bench_with_2() {
     let _alone = alone();
     for (variables, arguments, says) in [
         (
             "RANK=2 WORLD_SIZE=2",
-            &[][..],
-            "allreduce: invalid RANK `2`: expected 0 to 1, below WORLD_SIZE=2\n",
+            &ALLREDUCE[..],
+            "pushgate: invalid RANK `2`: expected 0 to 1, below WORLD_SIZE=2\n",
         ),
         (
             "PUSHGATE_RANK=0 PUSHGATE_RANKS=2",
-            &["--ranks", "3"],
-            "allreduce: invalid ranks `3` (from --ranks): expected 2, as pushgate run says\n",
+            &["bench", "allreduce", "--ranks", "3"],
+            "pushgate: invalid ranks `3` (from --ranks): expected 2, as pushgate run says\n",
         ),
         (
             "PUSHGATE_RANK=0 PUSHGATE_RANKS=2",
-            &["--nodes", "2"],
-            "allreduce: invalid nodes `2` (from --nodes): expected none beside one rank, which pushgate run named\n",
+            &["bench", "allreduce", "--nodes", "2"],
+            "pushgate: invalid nodes `2` (from --nodes): expected none beside one rank, which pushgate run named\n",
         ),
     ] {
         let ended = by_hand(variables, 1, arguments).remove(0);
@@ -256,7 +268,7 @@ fn ranks_are_started_by_mpirun() {
             assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{name}");
             ended.stdout
         };
-        is_table(&start(3, &example("allreduce"), &ALLREDUCE), 3);
+        is_table(&start(3, pushgate(), &ALLREDUCE), 3);
         let bench = ["bench", "osu-latency", "--device", "cpu", "-m", "8:8", "-i", "5", "-x", "1", "--json"];
         let line = start(2, pushgate(), &bench);
         assert_eq!((line.lines().count(), line.contains("\"osu-latency\"")), (1, true), "{name}: {line}");

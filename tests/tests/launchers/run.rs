@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use pushgate_tests::built::{example, scratch};
+use pushgate_tests::built::scratch;
 use pushgate_tests::{pushgate, skip, wait_until};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
@@ -83,8 +83,7 @@ fn ranks_of_this_host_run_the_program_and_each_line_has_its_rank() {
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert_eq!(sorted(&ended.stdout), ["[0] 0 of 3, 0", "[1] 1 of 3, 1", "[2] 2 of 3, 2"]);
     assert_eq!(sorted(&ended.stderr), ["[0] e", "[1] e", "[2] e"]);
-    let allreduce = example("allreduce");
-    let words = [&["-n", "3", "--no-prefix", "--", allreduce.to_str().unwrap()], &ALLREDUCE[..]].concat();
+    let words = [&["-n", "3", "--no-prefix", "--", pushgate().to_str().unwrap()], &ALLREDUCE[..]].concat();
     let ended = run(&words);
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
     is_table(&ended.stdout, 3);
@@ -335,9 +334,8 @@ fn p7_ranks_behind_sshd_run_and_end_with_the_command() {
     let ours = |text: &str, mark: &str| -> Vec<String> {
         sorted(text).into_iter().filter(|line| line.contains(mark)).map(str::to_owned).collect()
     };
-    let allreduce = example("allreduce");
-    let hosts = ["--ssh", &sshd.ssh, "--hosts", "127.0.0.1:3", "--", allreduce.to_str().unwrap()];
-    let words = ["--device", "cpu", "--size", "4K", "-n", "2", "-w", "1", "--json"];
+    let hosts = ["--ssh", &sshd.ssh, "--hosts", "127.0.0.1:3", "--", pushgate().to_str().unwrap()];
+    let words = ["bench", "allreduce", "--device", "cpu", "--size", "4K", "-n", "2", "-w", "1", "--json"];
     let ended = run(&[&hosts[..], &words].concat());
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     let lines = ours(&ended.stdout, "\"ranks\":3,");

@@ -63,9 +63,10 @@ pub struct Suite {
 }
 
 const PUSHGATE: &[&str] = &["build", "-p", "pushgate-cli"];
-const ALLREDUCE: &[&str] = &["build", "--example", "allreduce"];
 const OUTSIDE: &[&str] = &["build", "--example", "outside"];
-const UNGATED: &[&str] = &["build", "--example", "allreduce-ungated", "--features", "test-ungated"];
+// `--bin`: the right command must not be built with this feature.
+const UNGATED: &[&str] =
+    &["build", "--package", "pushgate-cli", "--bin", "pushgate-ungated", "--features", "test-ungated"];
 /// The suite of queue pairs. With pushgate-tests beside pushgate-proxy, cargo gives the dependencies the features that
 /// they have in all other builds of `cargo xtask test`, and builds none of them again.
 #[rustfmt::skip]
@@ -211,8 +212,8 @@ sleep 1
         guests: 1,
         budget: 75,
         default: true,
-        about: "queue pairs over software iWARP, which rdma_cm connects: their suite, a hundred at once, the demonstration",
-        build: &[ENDPOINT_TESTS, PROXY_UNIT_TESTS, ALLREDUCE],
+        about: "queue pairs over software iWARP, which rdma_cm connects: their suite, a hundred at once, the bench allreduce",
+        build: &[ENDPOINT_TESTS, PROXY_UNIT_TESTS, PUSHGATE],
         devices: &[],
         module: false,
         siw: true,
@@ -230,7 +231,7 @@ sleep 1
         budget: 90,
         default: false,
         about: "software iWARP: ports, addresses and ranks that go; links that break and are replaced; the NCCL plugin",
-        build: &[ALLREDUCE, PUSHGATE, &["test", "--package", "pushgate-tests", "--test", "nccl"]],
+        build: &[PUSHGATE, &["test", "--package", "pushgate-tests", "--test", "nccl"]],
         devices: &[],
         module: false,
         siw: true,
@@ -247,8 +248,8 @@ sleep 1
         guests: 1,
         budget: 45,
         default: true,
-        about: "the demonstration over RDMA is right and sees no RNR; senders without credit do",
-        build: &[ALLREDUCE, UNGATED],
+        about: "the bench allreduce over RDMA is right and sees no RNR; senders without credit do",
+        build: &[PUSHGATE, UNGATED],
         devices: &[],
         module: false,
         siw: false,
@@ -262,7 +263,7 @@ sleep 1
         budget: 35,
         default: true,
         about: "links, addresses, devices and ranks that go during a run; wrong devices; no libibverbs",
-        build: &[ALLREDUCE],
+        build: &[PUSHGATE],
         devices: &[],
         module: false,
         siw: false,
@@ -280,7 +281,7 @@ sleep 1
         budget: 70,
         default: true,
         about: "queue pairs over two RDMA devices at once: both carry, one goes on while the other is away, or starts without it",
-        build: &[ALLREDUCE, PUSHGATE],
+        build: &[PUSHGATE],
         devices: &[],
         module: false,
         siw: false,
@@ -379,7 +380,7 @@ fi
         budget: 60,
         default: true,
         about: "software iWARP between two machines, whose cable is cut and joined again: nothing lost, doubled or wrong",
-        build: &[ALLREDUCE, PUSHGATE],
+        build: &[PUSHGATE],
         devices: &[],
         module: false,
         siw: true,
@@ -424,8 +425,8 @@ fi
         guests: 2,
         budget: 100,
         default: true,
-        about: "the demonstration over two machines: right, no RNR; strangers, mismatches, a bad cable",
-        build: &[ALLREDUCE],
+        about: "the bench allreduce over two machines: right, no RNR; strangers, mismatches, a bad cable",
+        build: &[PUSHGATE],
         devices: &[],
         module: false,
         siw: false,
@@ -456,8 +457,8 @@ fi
         guests: 2,
         budget: 40,
         default: false,
-        about: "the demonstration over two machines: RDMA without a choice; tcp over 50 ms and 1 % loss; what io_uring copies",
-        build: &[ALLREDUCE],
+        about: "the bench allreduce over two machines: RDMA without a choice; tcp over 50 ms and 1 % loss; what io_uring copies",
+        build: &[PUSHGATE],
         devices: &[],
         module: false,
         siw: false,
@@ -471,7 +472,7 @@ fi
         budget: 65,
         default: true,
         about: "the kernel module on ivshmem functions: windows, slices, staging, doorbells, hostile calls",
-        build: &[ALLREDUCE, OUTSIDE, PUSHGATE, DRIVER_TESTS],
+        build: &[OUTSIDE, PUSHGATE, DRIVER_TESTS],
         devices: IVSHMEM,
         module: true,
         siw: false,

@@ -7,12 +7,13 @@ mod rank;
 mod start;
 mod table;
 
+use std::process::ExitCode;
+
 use anyhow::Result;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use pushgate::ranks::{Environment, Given};
 use pushgate::settings::{ProxyPlace, Transport, parse_size};
 use pushgate::{Error, Membership, Settings};
-pub use start::ROLE;
 
 /// Counts above this size are the smaller ones ("large message" there).
 const LARGE: u64 = 8192;
@@ -188,11 +189,11 @@ pub fn run(
     name: &str,
     m: &ArgMatches,
     settings: impl Fn(&ArgMatches) -> Result<Settings, Error>,
-) -> Option<Result<()>> {
+) -> Option<Result<ExitCode>> {
     let kind = Kind::ALL.into_iter().find(|k| k.name() == name)?;
     Some((|| {
         let mut options = options(kind, m, settings(m)?)?;
-        if std::env::var_os(ROLE).is_none() {
+        if std::env::var_os(super::ranks::ROLE).is_none() {
             options.membership = membership(&options, &Environment::of_process())?;
             if let Some(place) = options.membership.as_ref().and_then(|found| found.rendezvous.as_ref()) {
                 options.settings.rendezvous.clone_from(place);

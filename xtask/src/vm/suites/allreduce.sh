@@ -1,4 +1,4 @@
-# Functions shared by the suites that run the demonstration. Every run has a limit, so that a hang fails the
+# Functions shared by the suites that run the bench allreduce. Every run has a limit, so that a hang fails the
 # suite at that point. They do with the shell's own commands what these can do: in two emulated machines on two cores
 # a program takes a fifth of a second to start.
 export NO_COLOR=1
@@ -22,7 +22,7 @@ counter() {
 }
 
 # The device's own counts of receivers that were not ready: answers sent, answers received, and failures after
-# them. They are read here because the demonstration's own count may be wrong.
+# them. They are read here because the bench allreduce's own count may be wrong.
 rnr() {
     # For 10 ms the kernel returns the values that it read before.
     sleep 0.05
@@ -66,7 +66,7 @@ says() {
     grep -qF -e "$1" /tmp/err || fail "it does not say: $1"
 }
 
-# is_right TRANSPORT: checks the last line of the demonstration: right sums over that transport, nothing dropped.
+# is_right TRANSPORT: checks the last line of the bench allreduce: right sums over that transport, nothing dropped.
 is_right() {
     [ "$code" = 0 ] || fail "exit code $code"
     last=$(tail -n 1 /tmp/out)
@@ -75,17 +75,17 @@ is_right() {
     done
 }
 
-# verified [TRANSPORT]: checks that the demonstration is right, and saw no RNR by its own count.
+# verified [TRANSPORT]: checks that the bench allreduce is right, and saw no RNR by its own count.
 verified() {
     is_right "${1:-verbs}"
     case $last in *'"rnr":0,'*) ;; *) fail 'its last line has no "rnr":0,' ;; esac
 }
 
-# right DEVICE ARGUMENT...: checks that the demonstration is right and that the device counted no RNR. Out of place
+# right DEVICE ARGUMENT...: checks that the bench allreduce is right and that the device counted no RNR. Out of place
 # alone: an emulated processor has no time for both.
 right() {
     before=$(rnr "$1")
-    run 120 "$EXAMPLE_ALLREDUCE" --json --out-of-place --device cpu --qp verbs --ib-dev "$@"
+    run 120 "$BIN_PUSHGATE" bench allreduce --json --out-of-place --device cpu --qp verbs --ib-dev "$@"
     verified
     after=$(rnr "$1")
     [ "$after" = "$before" ] || fail "RNR counters of $1 went from $before to $after"

@@ -1,4 +1,4 @@
-# Tests the kernel module: its calls, and the demonstration over the windows that it provides.
+# Tests the kernel module: its calls, and the bench allreduce over the windows that it provides.
 load
 # A path that is silent because a host of few cores is busy is no fault.
 export PUSHGATE_PATH_TIMEOUT=30s
@@ -20,15 +20,15 @@ for window in staging bar; do
     done
 done
 # What is impossible is refused with a reason.
-run 60 "$EXAMPLE_ALLREDUCE" --device cpu --qp verbs --ib-dev rxe0 --ranks 2 --size 64K \
+run 60 "$BIN_PUSHGATE" bench allreduce --device cpu --qp verbs --ib-dev rxe0 --ranks 2 --size 64K \
     --window bar --window-dev /dev/pushgate9
 [ "$code" != 0 ] || fail "a window of a device that is not there"
 says '/dev/pushgate9'
-run 60 "$EXAMPLE_ALLREDUCE" --device cpu --qp verbs --ib-dev rxe0 --ranks 2 --size 64K \
+run 60 "$BIN_PUSHGATE" bench allreduce --device cpu --qp verbs --ib-dev rxe0 --ranks 2 --size 64K \
     --window bar --window-size 8M
 [ "$code" != 0 ] || fail "a window larger than the BAR"
 says 'a bar window of 8388608 bytes'
-run 60 "$EXAMPLE_ALLREDUCE" --device cpu --ranks 2 --size 64K --window bar
+run 60 "$BIN_PUSHGATE" bench allreduce --device cpu --ranks 2 --size 64K --window bar
 [ "$code" = 2 ] || fail "exit code $code"
 says 'expected memory or staging with qp = local'
 

@@ -1,4 +1,4 @@
-# Faults that end a run of the demonstration: it ends soon, says why, and leaves nothing behind.
+# Faults that end a run of the bench allreduce: it ends soon, says why, and leaves nothing behind.
 roles() {
     grep -lz "^_PUSHGATE_ROLE=$1" /proc/[0-9]*/environ 2>/dev/null | cut -d / -f 3
 }
@@ -12,7 +12,7 @@ start_long() {
     rm -f /tmp/code
     (
         code=0
-        timeout -k 1 "$(stretched 180)" "$EXAMPLE_ALLREDUCE" --json --device cpu --qp verbs --ib-dev "$device" \
+        timeout -k 1 "$(stretched 180)" "$BIN_PUSHGATE" bench allreduce --json --device cpu --qp verbs --ib-dev "$device" \
             --ranks 2 --size 64K --iters 1000000 --recover 0 >/tmp/out 2>/tmp/err || code=$?
         echo "$code" >/tmp/code.part
         mv /tmp/code.part /tmp/code

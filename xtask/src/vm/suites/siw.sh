@@ -1,4 +1,4 @@
-# Queue pairs over software iWARP, which rdma_cm connects: their suite, many connections at once, the demonstration.
+# Queue pairs over software iWARP, which rdma_cm connects: their suite, many connections at once, the bench allreduce.
 dummy s0 10.9.8.1/24
 siw siw0 s0
 
@@ -17,7 +17,7 @@ PUSHGATE_TEST_IB_DEV=siw0 run 300 "$TEST_PUSHGATE_PROXY" --ignored --exact --noc
 grep -q 'test result: ok. 1 passed; 0 failed; 0 ignored' /tmp/out || fail "a hundred connections"
 
 for ranks in 2 4; do
-    run 120 "$EXAMPLE_ALLREDUCE" --json --out-of-place --device cpu --qp verbs --ib-dev siw0 --ranks "$ranks" --size 4M --iters 1
+    run 120 "$BIN_PUSHGATE" bench allreduce --json --out-of-place --device cpu --qp verbs --ib-dev siw0 --ranks "$ranks" --size 4M --iters 1
     is_right verbs
 done
 

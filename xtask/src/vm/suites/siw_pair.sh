@@ -3,7 +3,7 @@ without rxen0
 siw siwn0 n0
 
 together demonstration
-run 120 "$EXAMPLE_ALLREDUCE" --json --out-of-place --device cpu --qp verbs --ib-dev siwn0 --ranks 4 --nodes 2 --node "$((VM_GUEST - 1))" \
+run 120 "$BIN_PUSHGATE" bench allreduce --json --out-of-place --device cpu --qp verbs --ib-dev siwn0 --ranks 4 --nodes 2 --node "$((VM_GUEST - 1))" \
     --rendezvous 10.9.9.1:7000 --size 1M --iters 1 --warmup 0
 [ "$code" = 0 ] || fail "exit code $code"
 [ "$VM_GUEST" = 2 ] || is_right verbs

@@ -5,9 +5,9 @@ silence=30s
 # The guests reach each other, so their ranks need a secret.
 export PUSHGATE_SECRET='the secret of two guests'
 
-# Starts the demonstration over both guests, one rank in each.
+# Starts the bench allreduce over both guests, one rank in each.
 start() {
-    run 120 "$EXAMPLE_ALLREDUCE" --json --out-of-place --device cpu --path-timeout "$silence" --iters 1 --warmup 0 \
+    run 120 "$BIN_PUSHGATE" bench allreduce --json --out-of-place --device cpu --path-timeout "$silence" --iters 1 --warmup 0 \
         --ranks 2 --nodes 2 --node "$node" --rendezvous 10.9.9.1:7000 "$@"
 }
 
@@ -32,7 +32,7 @@ done
 grep -qE 'io_uring sent [1-9][0-9]* bytes out of their memory' /tmp/err || fail "no send was without a copy"
 # Over loopback the kernel copies whatever it is asked for, and must say so: else its notices mean nothing.
 together loopback
-PUSHGATE_LOG=info run 120 "$EXAMPLE_ALLREDUCE" --json --out-of-place --device cpu --path-timeout "$silence" --iters 1 --warmup 0 \
+PUSHGATE_LOG=info run 120 "$BIN_PUSHGATE" bench allreduce --json --out-of-place --device cpu --path-timeout "$silence" --iters 1 --warmup 0 \
     --ranks 2 --qp tcp --tcp-io io-uring --size 4M --slice 512K --window-size 4M
 verified tcp
 says 'io_uring sent 0 bytes out of their memory'

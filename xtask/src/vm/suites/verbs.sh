@@ -10,7 +10,7 @@ late="--json --out-of-place --device cpu --qp verbs --ib-dev rxe0 --ranks 4 --it
 ungated() {
     before=$(rnr rxe0)
     # Unquoted, because the words are arguments.
-    run 120 "$EXAMPLE_ALLREDUCE_UNGATED" $late "$@"
+    run 120 "$BIN_PUSHGATE_UNGATED" bench allreduce $late "$@"
     after=$(rnr rxe0)
 }
 

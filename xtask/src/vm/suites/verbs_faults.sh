@@ -14,7 +14,7 @@ killed rxef4 f4 10.9.14.1/24
 wrong() {
     words=$1
     shift
-    run 60 "$EXAMPLE_ALLREDUCE" --json --device cpu --ranks 2 --size 64K --qp verbs "$@"
+    run 60 "$BIN_PUSHGATE" bench allreduce --json --device cpu --ranks 2 --size 64K --qp verbs "$@"
     [ "$code" = 1 ] || [ "$code" = 2 ] || fail "exit code $code"
     says "$words"
 }
@@ -33,7 +33,7 @@ without=$!
 trap 'kill $without' EXIT
 until grep -q libibverbs "/proc/$without/mounts"; do sleep 0.05; done
 hidden() {
-    run 60 nsenter -m -t "$without" "$EXAMPLE_ALLREDUCE" --json --device cpu --ranks 2 --size 64K --qp "$1"
+    run 60 nsenter -m -t "$without" "$BIN_PUSHGATE" bench allreduce --json --device cpu --ranks 2 --size 64K --qp "$1"
 }
 hidden verbs
 [ "$code" = 1 ] || fail "exit code $code"

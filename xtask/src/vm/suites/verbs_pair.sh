@@ -14,10 +14,10 @@ again() {
     echo $(($(counter rxen0 duplicate_request) + $(counter rxen0 out_of_seq_request) + $(counter rxen0 completer_retry_err)))
 }
 
-# Starts the demonstration over both guests, two ranks in each.
+# Starts the bench allreduce over both guests, two ranks in each.
 start() {
     before=$(rnr rxen0)
-    run 120 "$EXAMPLE_ALLREDUCE" --json --out-of-place --device cpu --qp verbs --ib-dev rxen0 --ack-timeout "$patience" --path-timeout "$silence" \
+    run 120 "$BIN_PUSHGATE" bench allreduce --json --out-of-place --device cpu --qp verbs --ib-dev rxen0 --ack-timeout "$patience" --path-timeout "$silence" \
         --ranks 4 --nodes 2 --node "$node" --rendezvous 10.9.9.1:7000 "$@"
 }
 

@@ -4,7 +4,7 @@ for n in 0 1; do
 done
 
 rails() {
-    run 240 "$EXAMPLE_ALLREDUCE" --json --out-of-place --device cpu --qp verbs --ib-dev "$@"
+    run 240 "$BIN_PUSHGATE" bench allreduce --json --out-of-place --device cpu --qp verbs --ib-dev "$@"
 }
 
 # carried BEFORE0 BEFORE1: prints what each device has sent since.

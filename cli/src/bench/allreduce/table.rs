@@ -4,8 +4,8 @@
 //! not (-1). What the table has no column for stands in the last line and in JSON.
 
 use super::Form;
-use super::nccl_tests::{RUN_TITLES, TITLES, case, columns, run_titles, titles};
 use super::rank::{Line, Speed};
+use crate::nccl_tests::{RUN_TITLES, TITLES, case, columns, run_titles, titles};
 
 const CSV: &str = "size,count,type,redop,out_of_place_us,out_of_place_algbw,out_of_place_busbw,out_of_place_wrong,\
                    in_place_us,in_place_algbw,in_place_busbw,in_place_wrong,ranks,iters,verified,dropped,rnr,credit_stalls\n";

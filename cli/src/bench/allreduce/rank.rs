@@ -9,13 +9,12 @@ use pushgate::zerocopy::{Immutable, IntoBytes};
 use pushgate::{Comm, Counters, Launch, Module, QpConfig, WaitOutcome, status_name, upload_descriptors};
 use serde::{Deserialize, Serialize};
 
-use super::data;
 use super::rnr::Rnr;
-use super::{Options, Place, tell};
+use super::{Options, Place, data};
+use crate::output::errln;
 
 /// `struct allreduce_params` of the kernel.
 #[derive(IntoBytes, Immutable)]
-#[zerocopy(crate = "pushgate::zerocopy")]
 #[repr(C)]
 struct Params {
     send_qps: u64,
@@ -237,7 +236,7 @@ pub fn run(
     let mut step = 0;
     // One rank of a host counts for its port. Said once: then there is no count to the end.
     let verbs = comm.transports().contains(&Transport::Verbs);
-    let unknown = |why: String| tell(format_args!("allreduce: rank {rank} can't count RNR: {why}"));
+    let unknown = |why: String| errln!("pushgate: rank {rank} can't count RNR: {why}");
     let first = match &o.membership {
         None => o.share.start,
         // Where a launcher does not number the ranks of a host, rank 0's host alone is counted.
@@ -296,7 +295,7 @@ pub fn run(
                 WaitOutcome::Done => {}
                 WaitOutcome::TimedOut => {
                     // It may still use what we would now free.
-                    tell(format_args!("rank {rank}: the kernel did not end"));
+                    errln!("pushgate: rank {rank}: the kernel did not end");
                     std::process::abort();
                 }
             }
@@ -316,10 +315,12 @@ pub fn run(
             result.copy_to_host_at(0, host)?;
             let (wrong, first) = data::check(host, o.dtype, seed, n, o.op, threads);
             if let Some(w) = first {
-                tell(format_args!(
-                    "rank {rank}: {bytes} bytes, iteration {i}: {wrong} wrong elements, the first is {}: {} instead of {}",
-                    w.index, w.got, w.expected
-                ));
+                errln!(
+                    "pushgate: rank {rank}: {bytes} bytes, iteration {i}: {wrong} wrong elements, the first is {}: {} instead of {}",
+                    w.index,
+                    w.got,
+                    w.expected
+                );
             }
             let mine = Outcome { time_us: time.as_secs_f64() * 1e6, wrong: wrong as u64 };
             let all = comm.all_gather(&serde_json::to_vec(&mine)?)?;
