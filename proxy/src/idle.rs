@@ -42,14 +42,17 @@ pub struct Idle {
     since: Option<u64>,
     spinning: bool,
     yielded: Option<u64>,
+    /// How many yields one after the other were long.
+    long: u32,
     /// Until when the core counts as one that others want.
     wanted: u64,
 }
 
-/// How long others may run while this engine yields, before the core counts as one that they want: a core to spare gives the
-/// thread back after a microsecond, an occasional interrupt of the kernel's own after tens.
+/// How long others run while this engine yields on a core that they want: a core to spare gives the thread back after a microsecond.
 const LONG: u64 = 100 * US;
-/// How long an engine does not yield after that.
+/// So many long yields one after the other mean a core that others want. A few come where a thread of another's passes by.
+const MOST_LONG: u32 = 4;
+/// How long an engine does not yield after those. One more long yield begins this anew.
 const WANTED: u64 = 20_000 * US;
 
 /// Length of a timed step in the first idle second. With the timer's own slack it stays under the 100 us that polling
@@ -68,12 +71,12 @@ impl Idle {
             (Wake::Doorbell, true) => 20 * US,
             (Wake::Doorbell, false) => 2 * US,
         };
-        Idle { wake, spin, since: None, spinning: true, yielded: None, wanted: 0 }
+        Idle { wake, spin, since: None, spinning: true, yielded: None, long: 0, wanted: 0 }
     }
 
     /// Changes what may end the wait: a queue pair was added.
     pub fn set_wake(&mut self, wake: Wake, alone: bool) {
-        *self = Idle { since: self.since, wanted: self.wanted, ..Idle::new(wake, alone) };
+        *self = Idle { since: self.since, long: self.long, wanted: self.wanted, ..Idle::new(wake, alone) };
     }
 
     /// A pass found work.
@@ -97,7 +100,9 @@ impl Idle {
 
     /// The thread runs again at time `now`, after it yielded.
     pub fn back(&mut self, now: u64) {
-        if self.yielded.take().is_some_and(|before| now.saturating_sub(before) > LONG) {
+        let Some(before) = self.yielded.take() else { return };
+        self.long = if now.saturating_sub(before) > LONG { MOST_LONG.min(self.long + 1) } else { 0 };
+        if self.long == MOST_LONG {
             self.wanted = now + WANTED;
         }
     }
@@ -141,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_yield_that_lets_others_run_for_long_is_the_last_one_for_a_while() {
+    fn an_engine_whose_yields_let_others_run_for_long_yields_no_more_for_a_while() {
         for (wake, spun, last) in
             [(Wake::Doorbell, 10 * US, "Block(100ms)"), (Wake::Polled, 210 * US, "Sleep(75µs)")]
         {
@@ -160,8 +165,15 @@ mod tests {
                 format!("{step:?}")
             };
             assert_eq!(after(0, 20 * US), "Yield", "{wake:?}");
-            assert_eq!(after(100_000 * US, 3_000 * US), last);
-            assert_eq!(after(200_000 * US, 20 * US), "Yield");
+            let mut all = |long: &[u64], from: u64| {
+                let steps: Vec<_> =
+                    (from..).zip(long).map(|(n, long)| after(n * 100_000 * US, long * US)).collect();
+                steps.last().unwrap().clone()
+            };
+            assert_eq!(all(&[3_000, 3_000, 3_000, 20, 3_000, 3_000, 3_000], 1), "Yield");
+            assert_eq!(all(&[3_000], 8), last);
+            assert_eq!(all(&[3_000], 9), last);
+            assert_eq!(all(&[20], 10), "Yield");
         }
     }
 
