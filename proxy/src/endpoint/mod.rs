@@ -17,6 +17,7 @@ use std::sync::atomic::AtomicU64;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::bell::Bell;
 use pushgate_driver_shim::limited;
+use pushgate_driver_shim::record::Opcode;
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_driver_shim::window::Interrupt;
 
@@ -349,7 +350,10 @@ impl Endpoint {
             || (self.outbound.staging().outstanding() > 0 && count(counts.released) > self.session.released())
             || (self.outbound.is_pending() && count(counts.granted) > self.outbound.gate().granted())
             || (self.outbound.is_undecided()
-                && self.outbound.record().is_ok_and(|r| !matches!(self.check(&r), Ok(false))))
+                && self.outbound.record().is_ok_and(|r| {
+                    !matches!(self.check(&r), Ok(false))
+                        || r.opcode == Opcode::Send && self.here.qp.may_learn_receives(r.tag)
+                }))
     }
 
     /// The words that tell others that this engine sleeps.

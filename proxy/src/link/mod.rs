@@ -313,6 +313,17 @@ pub trait Receives {
         None
     }
 
+    /// Takes in receives that the peer has told of, a bounded number, until one is known that a SEND of this tag takes. Comes before
+    /// [`Receives::receive_for`] and [`OwnRegions::takes_region`] are asked of such a SEND. True if any was taken in.
+    fn learn_receives(&mut self, _tag: u32) -> bool {
+        false
+    }
+
+    /// Whether [`Receives::learn_receives`] would take in any.
+    fn may_learn_receives(&self, _tag: u32) -> bool {
+        false
+    }
+
     /// SENDs of this end that may leave before the peer has told of the receives that they take.
     fn goes_ahead(&self) -> u32 {
         0

@@ -119,6 +119,14 @@ impl<W: Wire> Receives for Settled<W> {
         self.qp().receive_for(record)
     }
 
+    fn learn_receives(&mut self, tag: u32) -> bool {
+        self.qp().learn_receives(tag)
+    }
+
+    fn may_learn_receives(&self, tag: u32) -> bool {
+        self.qp().may_learn_receives(tag)
+    }
+
     fn goes_ahead(&self) -> u32 {
         self.qp().goes_ahead()
     }

@@ -12,6 +12,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use pushgate_core::receives::Posted;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::limited;
 use pushgate_driver_shim::memory::SharedMemory;
@@ -39,7 +40,7 @@ use crate::gate::{Budget, Permit};
 use crate::link::copies::Copies;
 use crate::link::{Arrival, Link, LinkDown, PeerCounts, Renew, Waking};
 use crate::memory::Words;
-use crate::receives::{PeerReceive, PeerReceives};
+use crate::receives::PeerReceives;
 use crate::region::MAX_REGIONS;
 use crate::ring::Found;
 
@@ -147,7 +148,7 @@ pub struct VerbsLink {
     /// and how many of those were written to the peer.
     peer_receives: Option<PeerReceives>,
     /// For each message in flight, the receive that it has taken. Empty where the peer's receives are not known.
-    taken: Box<[Option<PeerReceive>]>,
+    taken: Box<[Option<Posted>]>,
     tells_receives: bool,
     regions_written: bool,
     rx_log: u32,

@@ -24,7 +24,16 @@ impl Receives for VerbsLink {
     }
 
     fn receive_for(&self, r: &Record) -> Option<u32> {
-        self.peer_receives.as_ref()?.meets(self.inbox.receives(), r.tag).receive().map(|p| p.length)
+        self.peer_receives.as_ref()?.meets(r.tag).receive().map(|p| p.length)
+    }
+
+    fn learn_receives(&mut self, tag: u32) -> bool {
+        let receives = self.peer_receives.as_mut();
+        receives.is_some_and(|receives| receives.learn(self.inbox.receives(), Some(tag), |_, _| ()))
+    }
+
+    fn may_learn_receives(&self, tag: u32) -> bool {
+        self.peer_receives.as_ref().is_some_and(|receives| receives.may_learn(self.inbox.receives(), tag))
     }
 
     fn receive_posted(&mut self, number: u64, words: [u64; 4]) {
@@ -55,8 +64,8 @@ impl OwnRegions for VerbsLink {
         let to = match (r.opcode, &self.peer_receives) {
             (Opcode::Put, _) => (r.rkey, r.remote_offset),
             (_, None) => return self.region_sends(),
-            (_, Some(receives)) => match receives.meets(self.inbox.receives(), r.tag).receive() {
-                Some(p) => (p.rkey, p.offset),
+            (_, Some(receives)) => match receives.meets(r.tag).receive() {
+                Some(p) => (p.key, p.offset),
                 None => return RegionSends::Unknown,
             },
         };

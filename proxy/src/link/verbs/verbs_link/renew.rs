@@ -187,10 +187,9 @@ impl VerbsLink {
         self.connection = connection;
         if let Some(receives) = &mut self.peer_receives {
             let mask = self.taken.len() as u64 - 1;
-            for sequence in accepted..self.base + self.sent {
-                let taken = self.taken[((sequence - self.base) & mask) as usize].take();
-                taken.into_iter().for_each(|receive| receives.put_back(receive));
-            }
+            let sent = accepted..self.base + self.sent;
+            let taken = sent.filter_map(|message| self.taken[((message - self.base) & mask) as usize].take());
+            receives.put_back(taken.collect());
         }
         self.device = rc.pd.device.clone();
         self.chain = {
