@@ -5,8 +5,6 @@
 //! receives that the sender knows), [`OwnRegions`] (memory of this end), [`PeerMemory`] (payload of the peer),
 //! [`Waking`] (an engine that sleeps).
 
-#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
-mod copies;
 mod forward;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod local;

@@ -10,6 +10,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use pushgate_core::copies::Copies;
 use pushgate_core::receives::Posted;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::limited;
@@ -24,7 +25,6 @@ use super::outgoing::Outgoing;
 use super::wire::{MOST_PIECES, Piece, Wire};
 use crate::gate::{Budget, Permit};
 use crate::inbound::MOST_COPIES;
-use crate::link::copies::Copies;
 use crate::link::{Arrival, Link, LinkDown, PeerCounts, Renew, Waking};
 use crate::memory::Mapped;
 use crate::receives::PeerReceives;

@@ -12,6 +12,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use pushgate_core::copies::Copies;
 use pushgate_core::receives::Posted;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::limited;
@@ -37,7 +38,6 @@ use super::sending::Sending;
 use super::setup::{OwnEnd, VerbsAway, VerbsOpening, VerbsPrepared};
 use super::{CONTROL_WRS, VerbsError};
 use crate::gate::{Budget, Permit};
-use crate::link::copies::Copies;
 use crate::link::{Arrival, Link, LinkDown, PeerCounts, Renew, Waking};
 use crate::memory::Words;
 use crate::receives::PeerReceives;
