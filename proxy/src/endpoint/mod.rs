@@ -203,9 +203,10 @@ impl Endpoint {
             }
     }
 
-    /// Whether a device copies into a region.
-    pub fn device_copies_into(&self, key: u32) -> bool {
+    /// Whether a device copies into a region, or registers it: neither can be told to stop.
+    pub fn device_uses(&self, key: u32) -> bool {
         self.moving.iter().any(|m| m.region == Some(key) && m.movement.on_device())
+            || self.here.qp.works_on_region(key)
     }
 
     /// Removes a region that `add_region` registered. False if the key names none, or one that is in use.

@@ -354,6 +354,11 @@ pub trait OwnRegions {
         false
     }
 
+    /// Whether a region is being registered, or its registration taken back: that has no limit in time.
+    fn works_on_region(&self, _key: u32) -> bool {
+        false
+    }
+
     /// A region was removed. Nothing is posted out of it any more, and nothing under way reads it.
     fn remove_region(&mut self, _key: u32) {}
 

@@ -310,6 +310,7 @@ impl OwnRegions for Flaky {
         fn region_in_use(&mut self, key: u32, received: u64) -> bool;
         fn remove_region(&mut self, key: u32);
         fn offers(&self, key: u32) -> bool;
+        fn works_on_region(&self, key: u32) -> bool;
         fn registers(&self, key: u32) -> bool;
         fn regions_told(&self) -> bool;
     );

@@ -169,6 +169,10 @@ impl<W: Wire> OwnRegions for Settled<W> {
         self.qp().registers(key)
     }
 
+    fn works_on_region(&self, key: u32) -> bool {
+        self.qp().works_on_region(key)
+    }
+
     fn regions_told(&self) -> bool {
         self.qp().regions_told()
     }

@@ -4,6 +4,7 @@ mod completing;
 mod ending;
 mod posting;
 mod regions;
+mod registering;
 mod renew;
 mod striping;
 
@@ -22,6 +23,7 @@ use pushgate_driver_shim::segment::Geometry;
 use pushgate_rdma_core_sys as sys;
 
 use self::ending::{Ending, LINGER};
+use self::registering::Registrar;
 use self::renew::{Agrees, Next};
 use super::chain::{Chain, Echo, Remote, Sge};
 use super::cm::Connection;
@@ -63,6 +65,14 @@ struct OwnRegion {
     before: u64,
 }
 
+impl OwnRegion {
+    /// Not used yet. `mr`: its registration for the present link, if there is a link.
+    fn new(what: Region, mr: Option<Mr>) -> Self {
+        let (address, lkey) = (what.place().0, mr.as_ref().map_or(0, |mr| mr.lkey));
+        OwnRegion { what, address, lkey, mr, used: 0, last: 0, before: 0 }
+    }
+}
+
 /// A record whose payload is on its way.
 struct Held {
     cursor: u64,
@@ -87,6 +97,7 @@ pub struct VerbsLink {
     window: Sending,
     outbox_key: u32,
     regions: BTreeMap<u32, OwnRegion>,
+    registrar: Registrar,
     outbox: Words,
     outbox_address: u64,
     inbox: Inbox,
@@ -285,6 +296,7 @@ impl VerbsLink {
             next: Next::Nothing,
             device,
             regions: BTreeMap::new(),
+            registrar: Registrar::default(),
             outbox: Words::writable(&kept.outbox, 0, kept.outbox.len() / 8),
             outbox_address: kept.outbox.as_ptr().as_ptr() as u64,
             inbox: inbox(&kept, &peer_geometry, peer_link_log.unwrap_or(peer_geometry.link_log), imm),
@@ -518,7 +530,7 @@ impl Link for VerbsLink {
 
     fn stopped(&mut self, now: u64) -> bool {
         self.now = self.now.max(now);
-        self.gives_next_up() && self.move_to_the_end()
+        self.gives_next_up() && self.move_to_the_end() && self.ends_registering()
     }
 
     fn renews(&mut self) -> Option<&mut dyn Renew> {
@@ -534,6 +546,9 @@ impl Link for VerbsLink {
     fn notify(&mut self) -> Result<bool, LinkDown> {
         if !self.held.is_empty() {
             self.release_held();
+        }
+        if !self.registrar.is_done() {
+            self.go_on_registering();
         }
         let untold = self.receives_told != self.receives_noted;
         if self.line.is_due() || untold || !self.publish.is_empty() {
@@ -664,7 +679,7 @@ mod tests {
     use crate::region::{Exported, RegionMemory};
 
     /// Two ends on one device.
-    fn pair(mock: &Mock, config: &Config) -> [VerbsLink; 2] {
+    pub(super) fn pair(mock: &Mock, config: &Config) -> [VerbsLink; 2] {
         let open = |rank| {
             let geometry = Geometry {
                 window_log: 8,

@@ -2,7 +2,6 @@
 
 use std::sync::atomic::Ordering;
 
-use pushgate_driver_shim::limited;
 use pushgate_driver_shim::record::{Opcode, Record};
 
 use super::super::inbox::REGION_WORDS;
@@ -52,6 +51,9 @@ impl Receives for VerbsLink {
 
 impl OwnRegions for VerbsLink {
     fn takes_region(&self, r: &Record) -> RegionSends {
+        if self.registrar.awaits(r.place) {
+            return RegionSends::Unknown;
+        }
         if !self.regions.contains_key(&r.place) {
             return RegionSends::No("the source region is not registered with the RDMA device");
         }
@@ -101,33 +103,18 @@ impl OwnRegions for VerbsLink {
             // A copy engine brings it there.
             return;
         }
-        let address = what.place().0;
-        let region = |what, lkey, mr| OwnRegion { what, address, lkey, mr, used: 0, last: 0, before: 0 };
-        let goes = self.is_renewing() || self.recovers && self.has_ended();
-        let Some(rc) = self.rc.as_ref().filter(|_| !goes) else {
-            // The next link registers it.
-            self.regions.insert(key, region(what, 0, None));
-            return self.publish(key, [0; REGION_WORDS]);
-        };
-        match what.register(&rc.pd, self.regions_written) {
-            Ok(None) => {}
-            Ok(Some(mr)) => {
-                let entry = what.entry(mr.rkey);
-                self.regions.insert(key, region(what, mr.lkey, Some(mr)));
-                self.publish(key, entry);
-            }
-            // Payload for it lands in the mirror and is moved from there.
-            Err(e) => limited!(
-                info,
-                self.peer,
-                rank = self.rank,
-                peer = self.peer,
-                "{e}: its payload will be copied"
-            ),
+        if self.is_renewing() || self.rc.is_some() && !(self.recovers && self.has_ended()) {
+            return self.register(what);
         }
+        // The next link registers it.
+        self.regions.insert(key, OwnRegion::new(what, None));
+        self.publish(key, [0; REGION_WORDS]);
     }
 
     fn region_in_use(&mut self, key: u32, received: u64) -> bool {
+        if self.is_being_registered(key) {
+            return true;
+        }
         let Some(region) = self.regions.get(&key) else { return false };
         // A thread registers it, or messages out of it are posted again.
         if self.is_registering() || region.before > received {
@@ -144,14 +131,15 @@ impl OwnRegions for VerbsLink {
         if used && region.used > self.chain.signaled {
             self.line.touch();
         }
-        used
+        used || self.takes_back(key)
+    }
+
+    fn works_on_region(&self, key: u32) -> bool {
+        self.registrar.works_on(key)
     }
 
     fn remove_region(&mut self, key: u32) {
-        if self.regions.remove(&key).is_some() {
-            self.forget_region(key);
-            self.publish(key, [0; REGION_WORDS]);
-        }
+        self.remove(key);
     }
 
     fn offers(&self, key: u32) -> bool {
@@ -167,6 +155,7 @@ impl OwnRegions for VerbsLink {
         let gone = self.health.is_over() && !self.recovers || self.health.is_deserted();
         gone || !self.is_renewing()
             && !self.health.is_over()
+            && self.registrar.is_done()
             && self.publish.is_empty()
             && self.publish_wr <= self.chain.done
     }
