@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Once};
 
 use pushgate_driver_shim::abi;
@@ -39,6 +39,8 @@ pub struct Device {
     pub(super) kind: &'static Kind,
     /// Asynchronous events taken so far. A link that sees the count move looks what is wrong.
     events: AtomicU64,
+    /// How many completion queues have taken a vector.
+    vectors: AtomicU32,
     /// One of them said that the device is lost.
     fatal: AtomicBool,
     pub(super) beside: Beside,
@@ -300,6 +302,8 @@ impl Device {
             limits: DeviceLimits { queue: 0, cq: 0, reads: 1 },
             kind: Kind::of(Protocol::Ib, 0),
             events: AtomicU64::new(0),
+            // Processes of a host begin at different ones.
+            vectors: AtomicU32::new(std::process::id()),
             fatal: AtomicBool::new(false),
             beside: on_a_thread,
             subnets,
@@ -349,6 +353,7 @@ impl Device {
             limits: DeviceLimits { queue: 1024, cq: 1024, reads: 1 },
             kind,
             events: AtomicU64::new(0),
+            vectors: AtomicU32::new(0),
             fatal: AtomicBool::new(false),
             // A test's device notes calls by thread, and the simulator has one thread.
             beside: |task| {
@@ -408,6 +413,14 @@ impl Device {
     /// The longest message that it can send, bytes.
     pub fn longest_message(&self) -> u32 {
         self.message
+    }
+
+    /// The completion vector of one more completion queue, whose interrupts go to the core of that vector: one after the other of
+    /// those that the device has.
+    pub(super) fn next_vector(&self) -> i32 {
+        // SAFETY: the context is open.
+        let vectors = unsafe { self.context.as_ref() }.num_comp_vectors.max(1) as u32;
+        (self.vectors.fetch_add(1, Ordering::Relaxed) % vectors) as i32
     }
 
     /// What the port says of itself now.

@@ -200,10 +200,10 @@ unsafe extern "C" fn create_cq(
     entries: c_int,
     _: *mut c_void,
     _: *mut ibv_comp_channel,
-    _: c_int,
+    vector: c_int,
 ) -> *mut ibv_cq {
     // SAFETY: see `objects`.
-    note("create_cq", &[entries as u64], unsafe { &raw mut (*objects(context)).cq })
+    note("create_cq", &[entries as u64, vector as u64], unsafe { &raw mut (*objects(context)).cq })
 }
 
 unsafe extern "C" fn destroy_cq(_: *mut ibv_cq) -> c_int {
