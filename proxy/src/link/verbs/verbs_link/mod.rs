@@ -29,7 +29,7 @@ use super::chain::{Chain, Echo, Remote, Sge};
 use super::cm::Connection;
 use super::device::Device;
 use super::gid::{GidEntry, OwnAddress};
-use super::health::Health;
+use super::health::{EVENTS, Health, LOOK};
 use super::inbox::{ECHO_BYTES, ECHO_FROM, ECHO_INTO, Inbox, InboxLayout, REGION_WORDS};
 use super::line::Line;
 use super::next::{Kept, Made, Region, Registered};
@@ -410,12 +410,18 @@ impl VerbsLink {
 
     /// What is wrong with the way out of this host, `PUSHGATE_DOWN_*`.
     fn diagnose(&self) -> Option<u32> {
-        // An iWARP device's entry of the GID table stays when the address goes that its connections have.
-        let address = || {
-            let gone = self.connection.as_ref().is_some_and(Connection::has_lost_its_address);
-            gone.then_some(abi::PUSHGATE_DOWN_ADDRESS)
-        };
-        self.device.diagnose(&self.gid).or_else(address)
+        self.device.diagnose(&self.gid).or_else(|| self.lost_address())
+    }
+
+    /// The same, from a look that links of the device share.
+    fn diagnose_shared(&self) -> Option<u32> {
+        self.device.diagnose_at(&self.gid, self.now, LOOK / 2).or_else(|| self.lost_address())
+    }
+
+    /// An iWARP device's entry of the GID table stays when the address goes that its connections have.
+    fn lost_address(&self) -> Option<u32> {
+        let gone = self.connection.as_ref().is_some_and(Connection::has_lost_its_address);
+        gone.then_some(abi::PUSHGATE_DOWN_ADDRESS)
     }
 
     /// The peer is to know of a region, if it may write there.
@@ -596,7 +602,7 @@ impl Link for VerbsLink {
             }
         }
         let device = &self.device;
-        let news = device.poll_events();
+        let news = device.events_at(now, EVENTS);
         if !self.health.needs_a_look(news, now) {
             return Ok(());
         }
@@ -613,7 +619,11 @@ impl Link for VerbsLink {
             }
             in_error
         };
-        if let Some(cause) = self.health.looked(news, in_error, self.diagnose(), now) {
+        let found = match self.health.is_wary(news) {
+            true => self.diagnose(),
+            false => self.diagnose_shared(),
+        };
+        if let Some(cause) = self.health.looked(news, in_error, found, now) {
             limited!(error, self.peer,
                 rank = self.rank,
                 peer = self.peer,
@@ -720,6 +730,54 @@ mod tests {
         }
         // P4.
         assert!(moves[4..6].iter().all(|with| with[5] == 0), "a queue pair that retries behind an RNR NAK");
+    }
+
+    thread_local! {
+        /// Looks for events, and at the port.
+        static LOOKS: std::cell::Cell<[u32; 2]> = const { std::cell::Cell::new([0; 2]) };
+    }
+
+    unsafe extern "C" fn get_async_event(
+        _: *mut sys::ibv_context,
+        _: *mut sys::ibv_async_event,
+    ) -> std::ffi::c_int {
+        LOOKS.set([LOOKS.get()[0] + 1, LOOKS.get()[1]]);
+        -1
+    }
+
+    unsafe extern "C" fn query_port(
+        context: *mut sys::ibv_context,
+        port: u8,
+        to: *mut sys::_compat_ibv_port_attr,
+    ) -> std::ffi::c_int {
+        LOOKS.set([LOOKS.get()[0], LOOKS.get()[1] + 1]);
+        // SAFETY: the caller's promise.
+        unsafe { mock::query_port(context, port, to) }
+    }
+
+    #[test]
+    fn a_device_is_looked_at_as_often_for_many_links_as_for_few() {
+        let mock = Mock::with_functions(
+            std::ptr::null_mut(),
+            super::super::kinds::Kind::of(super::super::kinds::Protocol::Ib, 0),
+            |verbs, _| {
+                verbs.ibv_get_async_event = Ok(get_async_event);
+                verbs.ibv_query_port = Ok(query_port);
+            },
+        );
+        let looks = |links: usize, begin: u64| {
+            let pairs: Vec<_> = (0..links).map(|_| pair(&mock, &Config::default())).collect();
+            let mut links: Vec<VerbsLink> = pairs.into_iter().flatten().collect();
+            LOOKS.set([0; 2]);
+            for now in (begin..begin + 10_000_000_000).step_by(1_000_000) {
+                links.iter_mut().for_each(|link| link.check(now).unwrap());
+            }
+            LOOKS.get()
+        };
+        let (few, many) = (looks(1, 1_000_000_000_000), looks(32, 2_000_000_000_000));
+        for (few, many) in few.into_iter().zip(many) {
+            assert!(few > 0 && many <= few + few / 5 + 1, "{many} looks for 64 links, {few} for two");
+        }
     }
 
     #[test]
