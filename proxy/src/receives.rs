@@ -20,9 +20,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use pushgate_core::receives::{Posted, Receives};
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::memory::ReadOnlyMemory;
-use pushgate_driver_shim::record::lap_of;
 use pushgate_driver_shim::segment::{Geometry, Segment, check_header};
 
 use crate::endpoint::EndpointError;
@@ -32,26 +32,9 @@ use crate::ring;
 /// Words of an entry: those of a posted receive, laps included.
 pub(crate) const RECEIVE_WORDS: usize = abi::PUSHGATE_RECV_WORDS as usize;
 
-/// A receive of the peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PeerReceive {
-    /// How many were posted before it.
-    pub number: u64,
-    /// The region of its buffer.
-    pub rkey: u32,
-    /// Where the buffer begins in the region, bytes.
-    pub offset: u64,
-    /// Bytes that it takes.
-    pub length: u32,
-    /// Tag of the messages that it takes, or `PUSHGATE_ANY_TAG`.
-    pub tag: u32,
-}
-
-impl PeerReceive {
-    fn takes(&self, tag: u32) -> bool {
-        self.tag == abi::PUSHGATE_ANY_TAG || self.tag == tag
-    }
-}
+/// Receives that an end takes out of a ring at once, at most: a peer may post as many as a ring has, for tags of which no message
+/// comes, and other queue pairs have their turn before all of them are known.
+const AT_ONCE: u64 = 64;
 
 /// The most SENDs that may go ahead on a queue pair.
 pub const MOST_AHEAD: u32 = 64;
@@ -78,7 +61,7 @@ pub(crate) struct Ahead {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Meets {
     /// The receive.
-    Receive(PeerReceive),
+    Receive(Posted),
     /// Nothing, but the SEND may go ahead if it is no longer than [`AHEAD_BYTES`].
     Ahead,
     /// Nothing: the SEND has to wait.
@@ -88,7 +71,7 @@ pub enum Meets {
 impl Meets {
     /// The receive, if it is known.
     #[inline]
-    pub fn receive(self) -> Option<PeerReceive> {
+    pub fn receive(self) -> Option<Posted> {
         match self {
             Meets::Receive(receive) => Some(receive),
             Meets::Ahead | Meets::Unknown => None,
@@ -102,7 +85,7 @@ pub(crate) struct PeerReceives {
     /// Logarithm of the ring's entries.
     entries_log: u32,
     /// Taken out of the ring, oldest first. None of them fits one that went ahead.
-    known: VecDeque<PeerReceive>,
+    known: Receives,
     /// How many were.
     seen: u64,
     /// SENDs that went ahead and whose receives are not known yet, oldest first.
@@ -116,49 +99,64 @@ impl PeerReceives {
     /// has as many entries as [`entries_log`] says.
     pub(crate) fn new(log: u32, ahead: u32) -> Self {
         let (entries_log, most_ahead) = (entries_log(log, ahead), ahead as usize);
-        let (known, ahead) = (VecDeque::with_capacity(1 << log), VecDeque::with_capacity(most_ahead));
+        let (known, ahead) = (Receives::new(1 << log), VecDeque::with_capacity(most_ahead));
         PeerReceives { log, entries_log, known, seen: 0, ahead, most_ahead }
     }
 
     /// The entry of `number`, if all of it is there.
-    fn entry(&self, ring: &[AtomicU64], number: u64) -> Option<PeerReceive> {
+    fn entry(&self, ring: &[AtomicU64], number: u64) -> Option<Posted> {
         let first = (number as usize & ((1 << self.entries_log) - 1)) * RECEIVE_WORDS;
-        let lap = lap_of(number, self.log);
-        let mut words = [0; RECEIVE_WORDS];
-        for (to, word) in words.iter_mut().zip(&ring[first..first + RECEIVE_WORDS]) {
-            *to = ring::observe(word);
-            if (*to >> abi::PUSHGATE_LAP_SHIFT) as u8 != lap {
-                return None;
-            }
-        }
-        Some(PeerReceive {
-            number,
-            rkey: words[0] as u32,
-            offset: words[1] & abi::PUSHGATE_DATA_MASK,
-            length: words[2] as u32,
-            tag: words[3] as u32,
-        })
+        let words = std::array::from_fn(|at| ring::observe(&ring[first + at]));
+        Posted::decode(number, self.log, &words)
     }
 
-    /// What is known of the receive that a SEND of `tag` will take.
-    pub(crate) fn meets(&self, ring: &[AtomicU64], tag: u32) -> Meets {
-        if let Some(known) = self.known.iter().find(|r| r.takes(tag)) {
-            return Meets::Receive(*known);
+    /// What is known of the receive that a SEND of `tag` will take. [`PeerReceives::learn`] comes first.
+    pub(crate) fn meets(&self, tag: u32) -> Meets {
+        match self.known.find(tag) {
+            Some(known) => Meets::Receive(*known),
+            None if self.ahead.len() < self.most_ahead => Meets::Ahead,
+            None => Meets::Unknown,
         }
-        // A bit for each SEND that went ahead and finds no receive among those that are new.
-        let mut without = u64::MAX.checked_shr(64 - self.ahead.len() as u32).unwrap_or(0);
-        // No more than were free to be posted, whatever a peer writes there: `settle` and `take` read no further either.
-        let mut room = (1usize << self.log).saturating_sub(self.known.len());
-        for number in self.seen.. {
-            let Some(new) = self.entry(ring, number).filter(|_| room > 0) else { break };
-            let takes = |at: &usize| without >> at & 1 != 0 && new.takes(self.ahead[*at].tag);
-            match (0..self.ahead.len()).find(takes) {
-                Some(at) => without &= !(1 << at),
-                None if new.takes(tag) => return Meets::Receive(new),
-                None => room -= 1,
+    }
+
+    /// Takes in receives that the peer has told of, [`AT_ONCE`] at most, until one is known that a SEND of `tag` takes; without a tag until
+    /// each SEND that went ahead has one. `met` is called for each SEND that went ahead and has its receive. True if any was taken in.
+    #[inline]
+    pub(crate) fn learn(
+        &mut self,
+        ring: &[AtomicU64],
+        tag: Option<u32>,
+        mut met: impl FnMut(Ahead, Posted),
+    ) -> bool {
+        let mut needed = match tag {
+            Some(tag) => self.known.find(tag).is_none(),
+            None => !self.ahead.is_empty(),
+        };
+        let before = self.seen;
+        while needed
+            && self.seen - before < AT_ONCE
+            && !self.known.is_full()
+            && let Some(new) = self.entry(ring, self.seen)
+        {
+            self.seen += 1;
+            match self.ahead.iter().position(|send| new.takes(send.tag)) {
+                Some(at) => {
+                    met(self.ahead.remove(at).expect("it was found"), new);
+                    needed = tag.is_some() || !self.ahead.is_empty();
+                }
+                None => {
+                    self.known.post(new);
+                    needed = tag.is_none_or(|tag| !new.takes(tag));
+                }
             }
         }
-        if (without.count_ones() as usize) < self.most_ahead { Meets::Ahead } else { Meets::Unknown }
+        self.seen != before
+    }
+
+    /// Whether [`PeerReceives::learn`] would take in any.
+    #[inline]
+    pub(crate) fn may_learn(&self, ring: &[AtomicU64], tag: u32) -> bool {
+        self.known.find(tag).is_none() && !self.known.is_full() && self.entry(ring, self.seen).is_some()
     }
 
     /// A SEND for which [`PeerReceives::take`] found nothing goes ahead.
@@ -174,55 +172,25 @@ impl PeerReceives {
         self.ahead.is_empty()
     }
 
-    /// Gives SENDs that went ahead their receives, as far as the peer has told of them: `met` is called for each.
-    #[inline]
-    pub(crate) fn settle(&mut self, ring: &[AtomicU64], mut met: impl FnMut(Ahead, PeerReceive)) {
-        while !self.ahead.is_empty()
-            && self.known.len() < 1 << self.log
-            && let Some(new) = self.entry(ring, self.seen)
-        {
-            self.seen += 1;
-            match self.ahead.iter().position(|send| new.takes(send.tag)) {
-                Some(at) => met(self.ahead.remove(at).expect("it was found"), new),
-                None => self.known.push_back(new),
-            }
-        }
-    }
-
     /// Another link takes the place of the present one. SENDs from `sequence` on are posted again.
     #[cold]
     pub(crate) fn rewind(&mut self, sequence: u64) {
         self.ahead.retain(|send| send.sequence < sequence);
     }
 
-    /// Puts a receive back that a message had taken: the message is posted again.
+    /// Puts receives back that messages had taken: the messages are posted again.
     #[cold]
-    pub(crate) fn put_back(&mut self, receive: PeerReceive) {
-        // No more than the ring has: a peer that told of more has broken the rule, and its SENDs wait or are refused.
-        if self.known.len() < 1 << self.log {
-            let at = self.known.partition_point(|known| known.number < receive.number);
-            self.known.insert(at, receive);
-        }
+    pub(crate) fn put_back(&mut self, receives: Vec<Posted>) {
+        self.known.put_back(receives);
     }
 
-    /// Takes the receive that a SEND of `tag` will take, if the peer has told of it. The ring is
-    /// read only where none of those that are known already fits. [`PeerReceives::settle`] comes first.
-    pub(crate) fn take(&mut self, ring: &[AtomicU64], tag: u32) -> Option<PeerReceive> {
-        if let Some(at) = self.known.iter().position(|r| r.takes(tag)) {
-            return self.known.remove(at);
+    /// Takes the receive that a SEND of `tag` will take, if the peer has told of it. [`PeerReceives::learn`] comes first, without a tag.
+    pub(crate) fn take(&mut self, ring: &[AtomicU64], tag: u32) -> Option<Posted> {
+        // Where some went ahead, what comes next may be theirs.
+        if self.ahead.is_empty() {
+            self.learn(ring, Some(tag), |_, _| ());
         }
-        // Where some went ahead, `settle` has read all that there was, and what comes next may be theirs.
-        while self.ahead.is_empty()
-            && self.known.len() < 1 << self.log
-            && let Some(new) = self.entry(ring, self.seen)
-        {
-            self.seen += 1;
-            if new.takes(tag) {
-                return Some(new);
-            }
-            self.known.push_back(new);
-        }
-        None
+        self.known.take(tag)
     }
 }
 
@@ -261,15 +229,16 @@ impl PostedReceives {
 
     /// What is known of the receive that the next SEND of `tag` will take.
     #[inline]
-    pub fn meets(&self, tag: u32) -> Meets {
-        self.receives.meets(&self.ring, tag)
+    pub fn meets(&mut self, tag: u32) -> Meets {
+        self.receives.learn(&self.ring, Some(tag), |_, _| ());
+        self.receives.meets(tag)
     }
 
     /// A SEND of `tag` is the next, for which [`PostedReceives::meets`] did not answer that it has to wait. Returns the receive that
     /// it takes; `None`: it goes ahead.
     #[inline]
-    pub fn take(&mut self, tag: u32) -> Option<PeerReceive> {
-        self.receives.settle(&self.ring, |_, _| ());
+    pub fn take(&mut self, tag: u32) -> Option<Posted> {
+        self.receives.learn(&self.ring, None, |_, _| ());
         let receive = self.receives.take(&self.ring, tag);
         if receive.is_none() {
             self.receives.go_ahead(Ahead { sequence: 0, tag, length: 0 });
@@ -282,6 +251,7 @@ impl PostedReceives {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use pushgate_driver_shim::record::lap_of;
     use std::sync::atomic::Ordering;
 
     const ANY: u32 = abi::PUSHGATE_ANY_TAG;
@@ -298,18 +268,23 @@ mod tests {
         }
     }
 
+    fn meets(r: &mut PeerReceives, ring: &[AtomicU64], tag: u32) -> Meets {
+        r.learn(ring, Some(tag), |_, _| ());
+        r.meets(tag)
+    }
+
     #[test]
     fn p2_an_entry_counts_when_all_its_words_are_there() {
         let (ring, mut r) = (ring(1), PeerReceives::new(1, 0));
         for words in 0..4 {
             store(&ring, 1, 0, 5, words);
-            assert_eq!((r.meets(&ring, 5), r.take(&ring, 5)), (Meets::Unknown, None));
+            assert_eq!((meets(&mut r, &ring, 5), r.take(&ring, 5)), (Meets::Unknown, None));
         }
         store(&ring, 1, 1, 5, 4);
-        assert_eq!(r.meets(&ring, 5), Meets::Unknown, "an older one may be of this tag");
+        assert_eq!(meets(&mut r, &ring, 5), Meets::Unknown, "an older one may be of this tag");
         store(&ring, 1, 0, 6, 4);
-        let found = r.meets(&ring, 5).receive().unwrap();
-        assert_eq!((found.number, found.rkey, found.offset, found.length), (1, 7, 10, 100));
+        let found = meets(&mut r, &ring, 5).receive().unwrap();
+        assert_eq!((found.number, found.key, found.offset, found.length), (1, 7, 10, 100));
         assert_eq!(r.take(&ring, 5), Some(found));
         assert_eq!(r.take(&ring, 5), None);
     }
@@ -319,8 +294,8 @@ mod tests {
         let (ring, mut r) = (ring(2), PeerReceives::new(2, 0));
         for number in 0..100 {
             store(&ring, 2, number, 1, 4);
-            assert_eq!((r.meets(&ring, 2), r.take(&ring, 2)), (Meets::Unknown, None));
-            assert!(r.known.len() <= 4 && r.known.capacity() < 8);
+            assert_eq!((meets(&mut r, &ring, 2), r.take(&ring, 2)), (Meets::Unknown, None));
+            assert!(r.known.len() <= 4);
         }
     }
 
@@ -337,8 +312,8 @@ mod tests {
                 .iter()
                 .zip(words)
                 .for_each(|(to, word)| to.store(word | lap, Ordering::Relaxed));
-            let meets = r.meets(&ring, 2);
-            r.settle(&ring, |_, _| ());
+            let meets = meets(&mut r, &ring, 2);
+            r.learn(&ring, None, |_, _| ());
             let receive = r.take(&ring, 2);
             assert_eq!(receive, meets.receive());
             if meets == Meets::Ahead {
@@ -348,6 +323,26 @@ mod tests {
             assert!(r.known.len() <= 4 && r.ahead.len() <= 3 && r.ahead.capacity() < 8);
         }
         assert_eq!(went, 3);
+    }
+
+    #[test]
+    fn p8_receives_of_other_tags_are_taken_in_a_bounded_number_at_a_time_and_each_once() {
+        let log = 10;
+        let (ring, mut r) = (ring(log), PeerReceives::new(log, 0));
+        (0..1 << log).for_each(|number| store(&ring, log, number, if number == 1000 { 2 } else { 9 }, 4));
+        let (mut calls, mut read) = (0, 0);
+        while r.meets(2) == Meets::Unknown {
+            assert!(r.may_learn(&ring, 2));
+            let before = r.seen;
+            assert!(r.learn(&ring, Some(2), |_, _| ()));
+            assert!(r.seen - before <= AT_ONCE);
+            (calls, read) = (calls + 1, read + r.seen - before);
+        }
+        assert_eq!((calls, read), (1001u64.div_ceil(AT_ONCE), 1001));
+        // What was taken in is not looked at again.
+        assert!(!r.may_learn(&ring, 2) && !r.learn(&ring, Some(2), |_, _| ()));
+        assert_eq!(r.take(&ring, 2).map(|p| p.number), Some(1000));
+        assert!(r.may_learn(&ring, 2));
     }
 
     /// The receive, by number, that each of the messages of these tags takes of those posted: the oldest one that fits and is free. Where
@@ -394,8 +389,10 @@ mod tests {
                         told += 1;
                     }
                     18.. => {
-                        let meets = r.meets(&ring, tag);
-                        r.settle(&ring, |send, receive| pairs[send.sequence as usize] = Some(receive.number));
+                        let mut met = |send: Ahead, receive: Posted| pairs[send.sequence as usize] = Some(receive.number);
+                        r.learn(&ring, Some(tag), &mut met);
+                        r.learn(&ring, None, &mut met);
+                        let meets = r.meets(tag);
                         let receive = r.take(&ring, tag);
                         prop_assert_eq!(receive, meets.receive());
                         if receive.is_none() {
@@ -412,7 +409,7 @@ mod tests {
                     _ => {}
                 }
             }
-            r.settle(&ring, |send, receive| pairs[send.sequence as usize] = Some(receive.number));
+            r.learn(&ring, None, |send, receive| pairs[send.sequence as usize] = Some(receive.number));
             prop_assert_eq!(told, posted.len());
             prop_assert_eq!(pairs, matched(&messages, &posted, false));
         }
@@ -450,7 +447,7 @@ mod tests {
                         let at = list.iter().position(|(_, t)| fits(*t));
                         let known = at.filter(|at| list[*at].0 < told as u64);
                         let expected = known.map(|at| list.remove(at).0);
-                        prop_assert_eq!(r.meets(&ring, tag).receive().map(|r| r.number), expected);
+                        prop_assert_eq!(meets(&mut r, &ring, tag).receive().map(|r| r.number), expected);
                         prop_assert_eq!(r.take(&ring, tag).map(|r| r.number), expected);
                         taken += expected.is_some() as usize;
                     }

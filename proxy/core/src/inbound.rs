@@ -9,7 +9,6 @@
 
 mod action;
 mod place;
-mod posted;
 mod resumed;
 
 use std::collections::VecDeque;
@@ -18,8 +17,9 @@ use pushgate_abi::record::{Malformed, Opcode, Record, RecordWords};
 
 pub use self::action::{Action, Destination, Fault, Finish, Message, Payload, Site, Stretch};
 use self::place::in_buffer;
-pub use self::posted::Posted;
 use crate::landing::{Landing, Room};
+pub use crate::receives::Posted;
+use crate::receives::Receives;
 use crate::refusal::Refusal;
 use crate::session::Violation;
 
@@ -96,7 +96,7 @@ pub struct Inbound {
     shown: u64,
     /// Receive records that the device has given back.
     consumed: u64,
-    posted: VecDeque<Posted>,
+    posted: Receives,
     /// Receives that the device has posted, taken or not.
     posts: u64,
     in_place: VecDeque<Held>,
@@ -116,13 +116,15 @@ pub struct Inbound {
 impl Inbound {
     /// A receiver that has accepted nothing.
     pub fn new(rules: Rules) -> Self {
-        let held = 1usize << rules.rx_log;
+        let receives = 1usize << rules.rx_log;
+        // The payload of a SEND that goes to a buffer is held nowhere.
+        let (posted, held) = if rules.posted_receives { (receives, 0) } else { (0, receives) };
         Inbound {
             rules,
             accepted: 0,
             shown: 0,
             consumed: 0,
-            posted: VecDeque::with_capacity(if rules.posted_receives { held } else { 0 }),
+            posted: Receives::new(posted),
             posts: 0,
             in_place: VecDeque::with_capacity(held),
             in_place_units: 0,
@@ -186,7 +188,7 @@ impl Inbound {
     #[inline]
     pub fn post(&mut self, receive: Posted) {
         debug_assert_eq!(receive.number, self.posts);
-        self.posted.push_back(receive);
+        self.posted.post(receive);
         self.posts += 1;
     }
 
@@ -197,9 +199,7 @@ impl Inbound {
             Landed::Buffer(receive) if receive.number == number => Some(receive),
             _ => None,
         });
-        // In the order of their numbers: mostly all of them are greater.
-        let mut free = self.posted.iter().take_while(|p| p.number <= number);
-        copied.or_else(|| free.find(|p| p.number == number).copied())
+        copied.or_else(|| self.posted.numbered(number as u32).copied().filter(|p| p.number == number))
     }
 
     // ------------------------------------------------------------- messages

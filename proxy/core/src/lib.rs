@@ -7,6 +7,8 @@
 //! * [`gate`] lends what a send consumes, as permits (P4).
 //! * [`outbound`] joins both: the sender of one queue pair.
 //! * [`inbound`] is the receiver of one queue pair; [`landing`] is the ring that it copies payload to.
+//! * [`receives`] is which posted receive a SEND takes, for the receiver and the sender of it.
+//! * [`copies`] is which bytes of the peer's regions messages on their way go to.
 //! * [`session`] is what both ends know of each other.
 //! * [`rails`] carries one session over several links: stripes, the accepted prefix, what a rail that left owes.
 //! * [`connect`] is how two ends meet, the first time and every later time; [`recovery`] has its phases.
@@ -30,6 +32,7 @@ macro_rules! planted {
 }
 
 pub mod connect;
+pub mod copies;
 pub mod gate;
 pub mod inbound;
 pub mod journal;
@@ -38,7 +41,9 @@ pub mod outbound;
 #[cfg(feature = "sim")]
 pub mod plant;
 pub mod rails;
+pub mod receives;
 pub mod recovery;
 pub mod refusal;
+mod scatter;
 pub mod session;
 pub mod staging;

@@ -17,6 +17,7 @@ use std::sync::atomic::AtomicU64;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::bell::Bell;
 use pushgate_driver_shim::limited;
+use pushgate_driver_shim::record::Opcode;
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_driver_shim::window::Interrupt;
 
@@ -202,9 +203,10 @@ impl Endpoint {
             }
     }
 
-    /// Whether a device copies into a region.
-    pub fn device_copies_into(&self, key: u32) -> bool {
+    /// Whether a device copies into a region, or registers it: neither can be told to stop.
+    pub fn device_uses(&self, key: u32) -> bool {
         self.moving.iter().any(|m| m.region == Some(key) && m.movement.on_device())
+            || self.here.qp.works_on_region(key)
     }
 
     /// Removes a region that `add_region` registered. False if the key names none, or one that is in use.
@@ -349,7 +351,10 @@ impl Endpoint {
             || (self.outbound.staging().outstanding() > 0 && count(counts.released) > self.session.released())
             || (self.outbound.is_pending() && count(counts.granted) > self.outbound.gate().granted())
             || (self.outbound.is_undecided()
-                && self.outbound.record().is_ok_and(|r| !matches!(self.check(&r), Ok(false))))
+                && self.outbound.record().is_ok_and(|r| {
+                    !matches!(self.check(&r), Ok(false))
+                        || r.opcode == Opcode::Send && self.here.qp.may_learn_receives(r.tag)
+                }))
     }
 
     /// The words that tell others that this engine sleeps.

@@ -16,10 +16,10 @@ use crate::session::count_of;
 
 impl Endpoint {
     /// Posts what the device has published, as far as the gate has permits, [`BATCH`] WQEs at most. True if there was
-    /// any.
+    /// any, or news of the peer's receives.
     #[inline]
     pub(super) fn transmit(&mut self) -> bool {
-        let mut n = 0;
+        let (mut n, mut learned) = (0, false);
         while n < BATCH {
             match self.outbound.next() {
                 Next::Full => break,
@@ -41,6 +41,9 @@ impl Endpoint {
                 }
             };
             if self.outbound.is_unchecked() {
+                if self.knows_receives && record.opcode == Opcode::Send {
+                    learned |= self.here.qp.learn_receives(record.tag);
+                }
                 match self.check(&record) {
                     Ok(true) => {}
                     Ok(false) => {
@@ -88,7 +91,7 @@ impl Endpoint {
             self.counters.inline += record.has(Record::INLINE) as u64;
             n += 1;
         }
-        n != 0
+        n != 0 || learned
     }
 
     /// What the codec could not check: place, source region, signal. The peer

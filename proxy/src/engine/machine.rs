@@ -393,7 +393,7 @@ impl Machine {
                 return false;
             };
             // A device can't be told to stop: memory that is given back under its copy would be written later.
-            let limit = match endpoint.device_copies_into(r.key) {
+            let limit = match endpoint.device_uses(r.key) {
                 _ if r.waiter.hurries() => 0,
                 true => DEVICE_SETTLE,
                 false => SETTLE,

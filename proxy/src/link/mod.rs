@@ -5,8 +5,6 @@
 //! receives that the sender knows), [`OwnRegions`] (memory of this end), [`PeerMemory`] (payload of the peer),
 //! [`Waking`] (an engine that sleeps).
 
-#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
-mod copies;
 mod forward;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod local;
@@ -313,6 +311,17 @@ pub trait Receives {
         None
     }
 
+    /// Takes in receives that the peer has told of, a bounded number, until one is known that a SEND of this tag takes. Comes before
+    /// [`Receives::receive_for`] and [`OwnRegions::takes_region`] are asked of such a SEND. True if any was taken in.
+    fn learn_receives(&mut self, _tag: u32) -> bool {
+        false
+    }
+
+    /// Whether [`Receives::learn_receives`] would take in any.
+    fn may_learn_receives(&self, _tag: u32) -> bool {
+        false
+    }
+
     /// SENDs of this end that may leave before the peer has told of the receives that they take.
     fn goes_ahead(&self) -> u32 {
         0
@@ -342,6 +351,11 @@ pub trait OwnRegions {
     /// Whether what was posted out of a region may still be read there. `received` is the peer's count. A caller that
     /// waits for the end of that asks again after the next pass.
     fn region_in_use(&mut self, _key: u32, _received: u64) -> bool {
+        false
+    }
+
+    /// Whether a region is being registered, or its registration taken back: that has no limit in time.
+    fn works_on_region(&self, _key: u32) -> bool {
         false
     }
 

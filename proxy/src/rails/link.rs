@@ -260,6 +260,10 @@ impl OwnRegions for Rails {
         sends || !fenced || self.rails.iter_mut().any(|one| one.link.region_in_use(key, received))
     }
 
+    fn works_on_region(&self, key: u32) -> bool {
+        self.rails.iter().any(|one| one.link.works_on_region(key))
+    }
+
     fn remove_region(&mut self, key: u32) {
         self.regions.remove(&key);
         self.rails.iter_mut().for_each(|one| one.link.remove_region(key));

@@ -294,6 +294,8 @@ impl Receives for Flaky {
         fn offered_receives(&self) -> Option<bool>;
         fn knows_receives(&self) -> bool;
         fn receive_for(&self, record: &Record) -> Option<u32>;
+        fn learn_receives(&mut self, tag: u32) -> bool;
+        fn may_learn_receives(&self, tag: u32) -> bool;
         fn goes_ahead(&self) -> u32;
         fn takes_ahead(&self) -> u32;
         fn receive_posted(&mut self, number: u64, words: [u64; 4]);
@@ -308,6 +310,7 @@ impl OwnRegions for Flaky {
         fn region_in_use(&mut self, key: u32, received: u64) -> bool;
         fn remove_region(&mut self, key: u32);
         fn offers(&self, key: u32) -> bool;
+        fn works_on_region(&self, key: u32) -> bool;
         fn registers(&self, key: u32) -> bool;
         fn regions_told(&self) -> bool;
     );

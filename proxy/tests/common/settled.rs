@@ -119,6 +119,14 @@ impl<W: Wire> Receives for Settled<W> {
         self.qp().receive_for(record)
     }
 
+    fn learn_receives(&mut self, tag: u32) -> bool {
+        self.qp().learn_receives(tag)
+    }
+
+    fn may_learn_receives(&self, tag: u32) -> bool {
+        self.qp().may_learn_receives(tag)
+    }
+
     fn goes_ahead(&self) -> u32 {
         self.qp().goes_ahead()
     }
@@ -159,6 +167,10 @@ impl<W: Wire> OwnRegions for Settled<W> {
 
     fn registers(&self, key: u32) -> bool {
         self.qp().registers(key)
+    }
+
+    fn works_on_region(&self, key: u32) -> bool {
+        self.qp().works_on_region(key)
     }
 
     fn regions_told(&self) -> bool {

@@ -134,18 +134,17 @@ impl Inbound {
         if self.posted.is_empty() && self.rules.ahead == 0 {
             return Err(Fault::Overrun("no receive was posted for this message".into()));
         }
-        let found = self.posted.iter().position(|b| b.takes(r.tag));
+        let found = self.posted.find(r.tag).copied();
         // What the peer says is compared, never followed.
-        if placed && found.is_none_or(|at| self.posted[at].number as u32 != r.place) {
+        if placed && found.is_none_or(|b| b.number as u32 != r.place) {
             let why = format!("it wrote to receive {}, which is not the one that its message takes", r.place);
             return Err(Fault::Peer(Refusal::Protocol, why.into()));
         }
-        let Some(at) = found else {
+        let Some(b) = found else {
             // A credit says that there is a receive and not which, or that the SEND may come before its receive. The program
             // has the rest of the queue pair's life to post the right one. Those behind it wait with the link.
             return Ok(Action::Wait);
         };
-        let b = self.posted[at];
         if b.length < r.length {
             // As with RDMA the sender is the one that asked for what can't be done.
             return Err(Fault::Peer(
@@ -170,7 +169,7 @@ impl Inbound {
             true => Action::Wait,
         };
         if step != Action::Wait {
-            self.posted.remove(at);
+            self.posted.take(r.tag);
         }
         Ok(step)
     }

@@ -124,13 +124,16 @@ impl Inbound {
         if kept.windows(2).any(|pair| pair[0].number == pair[1].number) {
             return Err(Broken("a posted receive was kept twice".into()));
         }
-        self.posted.extend(kept);
+        if kept.len() > ring as usize {
+            return Err(Broken(format!("{} posted receives are kept, of {ring} at most", kept.len())));
+        }
+        kept.into_iter().for_each(|p| self.posted.post(p));
         self.posts = self.shown;
         while self.posts - self.consumed < ring
             && let Some(p) = receive(self.posts)
         {
             if is_open(&p) {
-                self.posted.push_back(p);
+                self.posted.post(p);
             }
             self.posts += 1;
         }

@@ -5,7 +5,7 @@
 //! earlier message that the peer does not have yet goes to any of the same bytes. Otherwise the payload waits at the sender
 //! or lands elsewhere first, and the peer copies it when its turn comes.
 
-use std::collections::VecDeque;
+use crate::copies::Copies;
 
 /// Where the payload of a message ends up, as far as the sender knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,19 +18,10 @@ pub enum Target {
     Unknown,
 }
 
-/// Bytes that a message on its way goes to.
-#[derive(Clone, Copy, Debug)]
-struct Stretch {
-    message: u64,
-    rkey: u32,
-    begin: u64,
-    end: u64,
-}
-
 /// The messages on their way that go to regions of the peer.
 #[derive(Debug)]
 pub struct Placing {
-    on_their_way: VecDeque<Stretch>,
+    on_their_way: Copies,
     /// One more than the last message whose place only the peer knows.
     unknown: u64,
     received: u64,
@@ -39,15 +30,13 @@ pub struct Placing {
 impl Placing {
     /// Nothing is on its way; at most `messages` ever are.
     pub fn new(messages: usize) -> Self {
-        Placing { on_their_way: VecDeque::with_capacity(messages), unknown: 0, received: 0 }
+        Placing { on_their_way: Copies::new(messages), unknown: 0, received: 0 }
     }
 
     /// Whether the next message may be written straight into these bytes of a region.
     #[inline]
     pub fn may_place(&self, rkey: u32, begin: u64, length: u32) -> bool {
-        let end = begin.saturating_add(length as u64);
-        let touches = |s: &Stretch| s.rkey == rkey && s.begin < end && begin < s.end;
-        let touched = self.on_their_way.iter().any(touches) && !planted!(P6Overlap);
+        let touched = self.on_their_way.touch((rkey, begin), length, 0) && !planted!(P6Overlap);
         self.unknown <= self.received && !touched
     }
 
@@ -56,8 +45,7 @@ impl Placing {
     pub fn posted(&mut self, message: u64, target: Target, length: u32) {
         match target {
             Target::Region(rkey, begin) if length > 0 => {
-                let end = begin.saturating_add(length as u64);
-                self.on_their_way.push_back(Stretch { message, rkey, begin, end });
+                self.on_their_way.posted(message, (rkey, begin), length);
             }
             Target::Unknown if length > 0 => self.unknown = message + 1,
             _ => {}
@@ -68,9 +56,7 @@ impl Placing {
     #[inline]
     pub fn received(&mut self, received: u64) {
         self.received = self.received.max(received);
-        while self.on_their_way.front().is_some_and(|s| s.message < received) {
-            self.on_their_way.pop_front();
-        }
+        self.on_their_way.received(received, 0);
     }
 }
 

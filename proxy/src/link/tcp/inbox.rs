@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering;
 
+use pushgate_core::receives::{Posted, Receives};
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Opcode, Record, RecordWords};
 use pushgate_driver_shim::segment::Geometry;
@@ -90,11 +91,10 @@ pub struct Inbox {
     pub mirror: Mirror,
     /// Regions of this end that the peer was told of, by key.
     pub own: BTreeMap<u32, OwnRegion>,
-    /// This end's posted receives that no message has taken: number and words, oldest first. One whose tag no message has may stay
-    /// while the ring goes round many times.
-    posted: VecDeque<(u64, [u64; 4])>,
-    /// The most of them; 0 where this end's receives name no buffers.
-    most_posted: usize,
+    /// This end's posted receives that no message has taken. One whose tag no message has may stay while the ring goes round many times.
+    posted: Receives,
+    /// This end's receives name buffers.
+    posts_receives: bool,
     /// The words of the last receives that this end has posted, taken or not: as many as the peer's ring of them has entries.
     words: Box<[[u64; 4]]>,
     /// Receives that this end has posted.
@@ -124,7 +124,6 @@ impl Inbox {
     /// Nothing heard yet. The peer has rings of `peer`; its posted receives, if it posts any, go to `receives`. `posts`: where this
     /// end's receives name buffers, the logarithm of its ring's length, and how many SENDs of the peer may come before their receives.
     pub fn new(mirror: Mirror, peer: &Geometry, posts: Option<(u32, u32)>, receives: Option<Words>) -> Self {
-        let most_posted = posts.map_or(0, |(log, _)| 1 << log);
         let words = posts.map_or(0, |(log, ahead)| 1 << entries_log(log, ahead));
         Inbox {
             next: 0,
@@ -132,8 +131,8 @@ impl Inbox {
             open: 0,
             mirror,
             own: BTreeMap::new(),
-            posted: VecDeque::with_capacity(most_posted),
-            most_posted,
+            posted: Receives::new(posts.map_or(0, |(log, _)| 1 << log)),
+            posts_receives: posts.is_some(),
             words: vec![[0; 4]; words].into(),
             posts: 0,
             early: VecDeque::with_capacity(posts.map_or(0, |(_, ahead)| ahead as usize)),
@@ -172,15 +171,11 @@ impl Inbox {
         let Some(mask) = self.words.len().checked_sub(1) else { return };
         self.words[number as usize & mask] = words;
         self.posts = number + 1;
-        if let Some(at) = self.early.iter().position(|tag| fits(&words, *tag)) {
-            self.early.remove(at);
-            return;
+        let receive = Posted::of(number, &words);
+        match self.early.iter().position(|tag| receive.takes(*tag)) {
+            Some(at) => _ = self.early.remove(at),
+            None => self.posted.post(receive),
         }
-        if self.posted.len() == self.most_posted {
-            // The program has posted more than it may, and the endpoint refuses that.
-            self.posted.pop_front();
-        }
-        self.posted.push_back((number, words));
     }
 
     /// Receives of this end that are told of over the next link: all those that the peer may not know.
@@ -196,31 +191,24 @@ impl Inbox {
     /// Whether one of the first `told` receives that this end has posted was taken by no message.
     #[inline]
     pub fn has_receive_before(&self, told: u64) -> bool {
-        self.posted.front().is_some_and(|(number, _)| *number < told)
+        self.posted.oldest().is_some_and(|receive| receive.number < told)
     }
 
-    /// A message takes the posted receive that it names, or, by the rule of the queue pair, the oldest one of its tag or of any.
+    /// A message takes the oldest posted receive of its tag or of any. That is also the one that it names, if it names one: the endpoint
+    /// sees to that.
     #[cold]
-    fn take_receive(&mut self, words: &RecordWords, placed: bool) {
+    fn take_receive(&mut self, words: &RecordWords) {
         let Ok(r) = Record::decode(words) else { return };
-        if r.opcode != Opcode::Send {
-            return;
-        }
-        let at = self.posted.iter().position(|(number, receive)| match placed {
-            true => *number as u32 == words[5] as u32,
-            false => fits(receive, r.tag),
-        });
-        match at {
-            Some(at) => _ = self.posted.remove(at),
-            None => self.early.push_back(r.tag),
+        if r.opcode == Opcode::Send && self.posted.take(r.tag).is_none() {
+            self.early.push_back(r.tag);
         }
     }
 
     /// Room of all that grows with what the peer says, but for its regions.
     #[cfg(test)]
-    pub fn footprint(&self) -> [usize; 3] {
+    pub fn footprint(&self) -> [usize; 2] {
         let receives = self.receives.as_ref().map_or(0, |ring| ring.len());
-        [self.ring.len(), self.posted.capacity(), receives]
+        [self.ring.len(), receives]
     }
 
     /// Posted receives that no message has taken.
@@ -257,8 +245,8 @@ impl Inbox {
         self.open -= 1;
         let placed = m.placed;
         self.short = !placed && m.length <= AHEAD_BYTES;
-        if self.most_posted > 0 {
-            self.take_receive(words, placed);
+        if self.posts_receives {
+            self.take_receive(words);
         }
         if placed { Arrival::Placed } else { Arrival::Record }
     }
@@ -280,13 +268,12 @@ impl Inbox {
             Opcode::Put => (r.rkey, r.remote_offset),
             Opcode::Send => {
                 // The low 32 bits of its number stand in the record.
-                let low = words[5] as u32;
-                let posted = self.posted.iter().find(|(number, _)| *number as u32 == low);
-                let (_, posted) = posted.ok_or("a payload for a receive that was not posted")?;
-                if (posted[2] as u32) < r.length {
+                let posted = self.posted.numbered(words[5] as u32);
+                let posted = posted.ok_or("a payload for a receive that was not posted")?;
+                if posted.length < r.length {
                     return Err("a payload longer than the receive that it goes to");
                 }
-                (posted[0] as u32, posted[1] & abi::PUSHGATE_DATA_MASK)
+                (posted.key, posted.offset)
             }
             _ => return Err("a payload of a message that has none"),
         };
@@ -325,11 +312,6 @@ impl Inbox {
         m.announced = announced.ok_or("more payload than its message has")?;
         Ok(m.address + head.offset as usize)
     }
-}
-
-/// Whether the receive of these words takes a SEND of this tag.
-fn fits(receive: &[u64; 4], tag: u32) -> bool {
-    [abi::PUSHGATE_ANY_TAG, tag].contains(&(receive[3] as u32))
 }
 
 impl Takes for Inbox {

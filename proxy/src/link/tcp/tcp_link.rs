@@ -10,6 +10,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use pushgate_core::copies::Copies;
+use pushgate_core::receives::Posted;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::limited;
 use pushgate_driver_shim::record::{Record, RecordWords};
@@ -23,10 +25,9 @@ use super::outgoing::Outgoing;
 use super::wire::{MOST_PIECES, Piece, Wire};
 use crate::gate::{Budget, Permit};
 use crate::inbound::MOST_COPIES;
-use crate::link::copies::Copies;
 use crate::link::{Arrival, Link, LinkDown, PeerCounts, Renew, Waking};
 use crate::memory::Mapped;
-use crate::receives::{PeerReceive, PeerReceives};
+use crate::receives::PeerReceives;
 
 /// How often bytes are sent and received in a row before other queue pairs have their turn.
 const ROUNDS: u32 = 4;
@@ -108,7 +109,7 @@ pub struct TcpLink {
     copies: Copies,
     /// The peer's posted receives, if the peer posts any; for each message in flight the receive that it has taken.
     peer_receives: Option<PeerReceives>,
-    taken: Box<[Option<PeerReceive>]>,
+    taken: Box<[Option<Posted>]>,
     /// Messages of the session before the first one over this link; those sent; those that hold no slot any more.
     base: u64,
     sent: u64,

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Once};
 
 use pushgate_driver_shim::abi;
@@ -39,6 +39,11 @@ pub struct Device {
     pub(super) kind: &'static Kind,
     /// Asynchronous events taken so far. A link that sees the count move looks what is wrong.
     events: AtomicU64,
+    /// When a link asked for events last, and when one found the port well, nanoseconds. Each link of an engine passes its engine's time.
+    asked: AtomicU64,
+    well: AtomicU64,
+    /// How many completion queues have taken a vector.
+    vectors: AtomicU32,
     /// One of them said that the device is lost.
     fatal: AtomicBool,
     pub(super) beside: Beside,
@@ -300,6 +305,10 @@ impl Device {
             limits: DeviceLimits { queue: 0, cq: 0, reads: 1 },
             kind: Kind::of(Protocol::Ib, 0),
             events: AtomicU64::new(0),
+            asked: AtomicU64::new(u64::MAX),
+            well: AtomicU64::new(u64::MAX),
+            // Processes of a host begin at different ones.
+            vectors: AtomicU32::new(std::process::id()),
             fatal: AtomicBool::new(false),
             beside: on_a_thread,
             subnets,
@@ -349,6 +358,9 @@ impl Device {
             limits: DeviceLimits { queue: 1024, cq: 1024, reads: 1 },
             kind,
             events: AtomicU64::new(0),
+            asked: AtomicU64::new(u64::MAX),
+            well: AtomicU64::new(u64::MAX),
+            vectors: AtomicU32::new(0),
             fatal: AtomicBool::new(false),
             // A test's device notes calls by thread, and the simulator has one thread.
             beside: |task| {
@@ -408,6 +420,14 @@ impl Device {
     /// The longest message that it can send, bytes.
     pub fn longest_message(&self) -> u32 {
         self.message
+    }
+
+    /// The completion vector of one more completion queue, whose interrupts go to the core of that vector: one after the other of
+    /// those that the device has.
+    pub(super) fn next_vector(&self) -> i32 {
+        // SAFETY: the context is open.
+        let vectors = unsafe { self.context.as_ref() }.num_comp_vectors.max(1) as u32;
+        (self.vectors.fetch_add(1, Ordering::Relaxed) % vectors) as i32
     }
 
     /// What the port says of itself now.
@@ -536,6 +556,16 @@ impl Device {
         unsafe { BorrowedFd::borrow_raw(self.context.as_ref().async_fd) }
     }
 
+    /// [`Device::poll_events`], unless another link of the device has asked within `interval` before `now`, nanoseconds.
+    pub(super) fn events_at(&self, now: u64, interval: u64) -> u64 {
+        // Relaxed: who sees the time late asks once more.
+        if is_within(self.asked.load(Ordering::Relaxed), now, interval) {
+            return self.events.load(Ordering::Acquire);
+        }
+        self.asked.store(now, Ordering::Relaxed);
+        self.poll_events()
+    }
+
     /// Takes the asynchronous events that wait, whichever queue pair they are of,
     /// and returns how many there have been. Does not block.
     pub(super) fn poll_events(&self) -> u64 {
@@ -578,6 +608,19 @@ impl Device {
         self.fatal.load(Ordering::Acquire)
     }
 
+    /// [`Device::diagnose`], but that the port and the device count as well where another link found them so within `interval` before
+    /// `now`, nanoseconds. A link that has a doubt looks for itself.
+    pub(super) fn diagnose_at(&self, entry: &GidEntry, now: u64, interval: u64) -> Option<u32> {
+        if !self.is_fatal() && is_within(self.well.load(Ordering::Relaxed), now, interval) {
+            return self.has_lost(entry).then_some(abi::PUSHGATE_DOWN_ADDRESS);
+        }
+        let found = self.diagnose(entry);
+        if found.is_none() {
+            self.well.store(now, Ordering::Relaxed);
+        }
+        found
+    }
+
     /// What is wrong with the way that a queue pair takes out of this host:
     /// `PUSHGATE_DOWN_*`, the farthest-reaching first.
     pub(super) fn diagnose(&self, entry: &GidEntry) -> Option<u32> {
@@ -592,10 +635,20 @@ impl Device {
             Ok(_) => return Some(abi::PUSHGATE_DOWN_PORT),
             Err(_) => return Some(abi::PUSHGATE_DOWN_DEVICE),
         }
-        // Who can't look knows nothing.
-        let gone = self.gid(entry.index).is_ok_and(|found| found != Some(entry.gid));
-        (self.ethernet && gone).then_some(abi::PUSHGATE_DOWN_ADDRESS)
+        self.has_lost(entry).then_some(abi::PUSHGATE_DOWN_ADDRESS)
     }
+
+    /// Whether an address of the port is gone.
+    fn has_lost(&self, entry: &GidEntry) -> bool {
+        // Who can't look knows nothing.
+        self.ethernet && self.gid(entry.index).is_ok_and(|found| found != Some(entry.gid))
+    }
+}
+
+/// Whether `time` lies within `interval` before `now`. Engines count their time from starts of their own: what another one has noted may
+/// be the future, which does not count.
+fn is_within(time: u64, now: u64, interval: u64) -> bool {
+    time <= now && now - time < interval
 }
 
 impl Drop for Device {

@@ -9,10 +9,11 @@ use pushgate_driver_shim::abi;
 
 use crate::link::LinkDown;
 
-/// Between two looks for asynchronous events, each a system call, nanoseconds.
-const EVENTS: u64 = 10_000_000;
-/// Between two looks at a port that says nothing, nanoseconds.
-const LOOK: u64 = 500_000_000;
+/// Between two looks for asynchronous events, each a system call, nanoseconds. All links of a device share one look.
+pub(super) const EVENTS: u64 = 10_000_000;
+/// Between two looks at a port that says nothing, nanoseconds. Each may be a command to the device's firmware, so links share a look that
+/// found the port well, for half of this time.
+pub(super) const LOOK: u64 = 500_000_000;
 /// How long a sign of failure is watched before it counts, nanoseconds.
 const SETTLE: u64 = 300_000_000;
 
@@ -90,6 +91,11 @@ impl Health {
     /// Whether the device has to be looked at: it has reported `news` events in all.
     pub(super) fn needs_a_look(&self, news: u64, now: u64) -> bool {
         news != self.news || now >= self.next_look
+    }
+
+    /// Whether something is amiss, or was at the last look: then a look of another link's is not enough.
+    pub(super) fn is_wary(&self, news: u64) -> bool {
+        news != self.news || self.doubt.is_some() || self.watched.is_some()
     }
 
     /// Takes in a look at the device, which has reported `news` events in all: `in_error` tells whether it reported the

@@ -114,7 +114,7 @@ unsafe extern "C" fn dealloc_pd(_: *mut ibv_pd) -> c_int {
     noted("dealloc_pd")
 }
 
-unsafe extern "C" fn dereg_mr(_: *mut ibv_mr) -> c_int {
+pub(super) unsafe extern "C" fn dereg_mr(_: *mut ibv_mr) -> c_int {
     noted("dereg_mr")
 }
 
@@ -122,7 +122,7 @@ unsafe extern "C" fn close_device(_: *mut ibv_context) -> c_int {
     noted("close_device")
 }
 
-unsafe extern "C" fn reg_mr(
+pub(super) unsafe extern "C" fn reg_mr(
     pd: *mut ibv_pd,
     address: *mut c_void,
     length: usize,
@@ -200,10 +200,10 @@ unsafe extern "C" fn create_cq(
     entries: c_int,
     _: *mut c_void,
     _: *mut ibv_comp_channel,
-    _: c_int,
+    vector: c_int,
 ) -> *mut ibv_cq {
     // SAFETY: see `objects`.
-    note("create_cq", &[entries as u64], unsafe { &raw mut (*objects(context)).cq })
+    note("create_cq", &[entries as u64, vector as u64], unsafe { &raw mut (*objects(context)).cq })
 }
 
 unsafe extern "C" fn destroy_cq(_: *mut ibv_cq) -> c_int {

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Receiver;
 
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_rdma_core_sys as sys;
@@ -55,7 +56,7 @@ impl Region {
     }
 
     /// Registers it; `None` for memory that no RDMA device reaches. `written`: the peer's device may write there.
-    pub(super) fn register(&self, pd: &Arc<Pd>, written: bool) -> Result<Option<Mr>, VerbsError> {
+    pub(super) fn register(&self, pd: &Arc<Pd>, written: bool) -> Registration {
         let access = if written { REMOTE_WRITE } else { SEND_ONLY };
         let bytes = self.bytes as usize;
         match &self.memory {
@@ -78,6 +79,9 @@ impl Region {
         [id | flags, address, self.bytes, id << 32 | rkey as u64]
     }
 }
+
+/// What came of registering a region; `None`: no RDMA device reaches its memory.
+pub(super) type Registration = Result<Option<Mr>, VerbsError>;
 
 /// The registrations of a link's own memory.
 pub(super) struct Registered {
@@ -164,6 +168,8 @@ pub(super) struct Begin {
     pub(super) old: Vec<Objects>,
     /// A link that was made, and that the peer has not got ready for.
     pub(super) unused: Option<Made>,
+    /// A region that is being registered for the link that broke.
+    pub(super) registering: Option<Receiver<Registration>>,
     /// Set once the old queue pairs are destroyed.
     pub(super) cleared: Arc<AtomicBool>,
     pub(super) inbox: (Words, InboxLayout),
@@ -175,17 +181,43 @@ pub(super) struct Begin {
 impl Begin {
     /// Lets the old objects go, then makes the link.
     pub(super) fn make(self) -> Result<Made, VerbsError> {
-        let Begin { kept, device, sources: before, mut old, unused, cleared, inbox, regions, cancelled } =
-            self;
+        let Begin {
+            kept,
+            device,
+            sources: before,
+            mut old,
+            unused,
+            registering,
+            cleared,
+            inbox,
+            regions,
+            cancelled,
+        } = self;
         // First: nothing of an earlier link may touch the memory once the peer hears of this one. What is registered for a queue
         // pair's domain no other one reaches, and taking that back lasts longer the more it is.
         old.iter_mut().for_each(|objects| objects.rc = None);
         clear(&inbox.0, &inbox.1);
         cleared.store(true, Ordering::Release);
+        drop(registering.map(|registering| registering.recv()));
         drop(old);
-        if let Some(unused) = unused.filter(Made::is_good) {
-            return Ok(unused);
+        let unused = unused.filter(Made::is_good);
+        let mut made = unused.map_or_else(|| Self::anew(&kept, &device, before), Ok)?;
+        for region in &regions {
+            // Relaxed: the flag orders no other memory.
+            if cancelled.load(Ordering::Relaxed) {
+                break;
+            }
+            if !made.regions.contains_key(&region.key)
+                && let Some(mr) = region.register(&made.rc.pd, kept.regions_written)?
+            {
+                made.regions.insert(region.key, mr);
+            }
         }
+        Ok(made)
+    }
+
+    /// Makes a link, on which no regions are registered.
+    fn anew(kept: &Kept, device: &Arc<Device>, before: Vec<OwnAddress>) -> Result<Made, VerbsError> {
         let device = device.as_now()?;
         // A look at a few entries: the whole table takes hundreds of files.
         let sources = if device.has_all(&before) { before } else { sources(&device, &kept.end.config)? };
@@ -196,19 +228,10 @@ impl Begin {
         let outbox = register_outbox(pd, &kept.outbox)?;
         let [mirror, inbox] = register_inbound(pd, &kept.mirror, &kept.inbox)?;
         let registered = Registered { window: kept.source.register(pd)?, outbox, mirror, inbox };
-        let mut keys = BTreeMap::new();
-        for region in &regions {
-            // Relaxed: the flag orders no other memory.
-            if cancelled.load(Ordering::Relaxed) {
-                break;
-            }
-            if let Some(mr) = region.register(pd, kept.regions_written)? {
-                keys.insert(region.key, mr);
-            }
-        }
         kept.end.states(&rc, &gid, psn).initialise(device.kind.access())?;
         let listening = kept.end.listen(&device, &gid)?;
-        Ok(Made { listening, rc, connection: None, registered, regions: keys, sources, gid, psn })
+        let regions = BTreeMap::new();
+        Ok(Made { listening, rc, connection: None, registered, regions, sources, gid, psn })
     }
 }
 

@@ -218,9 +218,11 @@ impl Cq {
     pub(super) fn new(device: &Arc<Device>, entries: u32, events: bool) -> Result<Self, VerbsError> {
         let channel = if events { Some(Channel::new(device)?) } else { None };
         let raw_channel = channel.as_ref().map_or(std::ptr::null_mut(), |c| c.raw.as_ptr());
-        // SAFETY: context and channel are alive; vector 0 always exists.
+        // Without a channel there are no interrupts.
+        let vector = if events { device.next_vector() } else { 0 };
+        // SAFETY: context and channel are alive; the device has that vector.
         let raw = unsafe {
-            device.verbs.ibv_create_cq(device.raw(), entries as _, std::ptr::null_mut(), raw_channel, 0)
+            device.verbs.ibv_create_cq(device.raw(), entries as _, std::ptr::null_mut(), raw_channel, vector)
         };
         let raw = NonNull::new(raw).ok_or_else(|| {
             failed(&format!("a completion queue of {entries} entries on {}", device.name()), "")
@@ -526,5 +528,43 @@ impl Rc {
 impl Drop for Rc {
     fn drop(&mut self) {
         self.destroy();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{IntoRawFd, OwnedFd};
+
+    use super::super::kinds::{Kind, Protocol};
+    use super::super::mock::{self, Mock};
+    use super::*;
+
+    unsafe extern "C" fn create_comp_channel(_: *mut sys::ibv_context) -> *mut sys::ibv_comp_channel {
+        let file: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
+        // SAFETY: plain data.
+        let channel = unsafe { std::mem::zeroed() };
+        let fd = file.into_raw_fd();
+        Box::leak(Box::new(sys::ibv_comp_channel { fd, ..channel }))
+    }
+
+    unsafe extern "C" fn destroy_comp_channel(_: *mut sys::ibv_comp_channel) -> std::ffi::c_int {
+        0
+    }
+
+    #[test]
+    fn completion_queues_that_interrupt_take_the_devices_vectors_in_turn() {
+        let mock = Mock::with_functions(std::ptr::null_mut(), Kind::of(Protocol::Ib, 0), |verbs, context| {
+            verbs.ibv_create_comp_channel = Ok(create_comp_channel);
+            verbs.ibv_destroy_comp_channel = Ok(destroy_comp_channel);
+            context.num_comp_vectors = 3;
+        });
+        let vectors = |events: [bool; 5]| {
+            mock::take();
+            let cqs = events.map(|events| Cq::new(&mock.device, 8, events).unwrap());
+            let made: Vec<u64> = mock::take().into_iter().map(|(_, with)| with[1]).collect();
+            drop(cqs);
+            made
+        };
+        assert_eq!(vectors([true, true, false, true, true]), [0, 1, 0, 2, 0]);
     }
 }

@@ -24,7 +24,7 @@ impl TcpLink {
         if self.inbox.left && self.inbox.status == 0 {
             return Err(LinkDown::PeerLeft);
         }
-        self.settle_receives();
+        self.settle_receives(None);
         let receive = match (&mut self.peer_receives, &self.inbox.receives) {
             (Some(receives), Some(ring)) if r.opcode == Opcode::Send => {
                 let receive = receives.take(ring, r.tag);
@@ -43,7 +43,7 @@ impl TcpLink {
         let target = match receive {
             None => (r.opcode == Opcode::Put).then_some((r.rkey, r.remote_offset)),
             // `receive_for` saw that it is long enough.
-            Some(p) => (p.length >= r.length).then_some((p.rkey, p.offset)),
+            Some(p) => (p.length >= r.length).then_some((p.key, p.offset)),
         };
         let alone = !(r.opcode == Opcode::Signal || r.has(Record::INLINE) || r.length == 0);
         let placed = alone && target.is_some_and(|to| self.goes_straight(to, r.length));
@@ -91,16 +91,16 @@ impl TcpLink {
             && !self.copies.touch(to, length, 0)
     }
 
-    /// Gives SENDs that went ahead their receives, as far as the peer has told of them.
+    /// Takes in receives that the peer has told of, until one is known for a SEND of `tag`, and gives SENDs that went ahead theirs.
     #[inline]
-    pub(super) fn settle_receives(&mut self) {
+    pub(super) fn settle_receives(&mut self, tag: Option<u32>) -> bool {
         if let Some(receives) = &mut self.peer_receives
-            && !receives.knows_all()
+            && (tag.is_some() || !receives.knows_all())
             && let Some(ring) = &self.inbox.receives
         {
             let (taken, copies, completed, received) =
                 (&mut self.taken, &mut self.copies, self.completed, self.received);
-            receives.settle(ring, |send, receive| {
+            return receives.learn(ring, tag, |send, receive| {
                 // What has completed is not posted again.
                 if send.sequence >= completed {
                     let mask = taken.len() - 1;
@@ -108,10 +108,11 @@ impl TcpLink {
                 }
                 // What the peer has accepted may still wait there for its copy (P6).
                 if send.sequence >= received && send.length > 0 {
-                    copies.posted(send.sequence, (receive.rkey, receive.offset), send.length);
+                    copies.posted(send.sequence, (receive.key, receive.offset), send.length);
                 }
             });
         }
+        false
     }
 
     /// Whether the peer has told of a region that has such a stretch.
@@ -140,7 +141,7 @@ impl TcpLink {
     /// Makes frames of what the peer is to be told, as far as there is room.
     #[inline]
     pub(super) fn control(&mut self) {
-        self.settle_receives();
+        self.settle_receives(None);
         while !self.untold.is_empty() && self.outgoing.has_room() {
             let (key, bytes) = self.untold.pop_front().expect("there is one");
             self.outgoing.control(Kind::Region, &[key as u64, bytes]);

@@ -18,13 +18,21 @@ impl Receives for TcpLink {
     }
 
     fn receive_for(&self, r: &Record) -> Option<u32> {
-        let ring = self.inbox.receives.as_ref()?;
-        match self.peer_receives.as_ref()?.meets(ring, r.tag) {
+        match self.peer_receives.as_ref()?.meets(r.tag) {
             Meets::Receive(p) => Some(p.length),
             // A payload in a region has no place in the mirror.
             Meets::Ahead if r.length <= AHEAD_BYTES && !r.has(Record::REGION) => Some(AHEAD_BYTES),
             Meets::Ahead | Meets::Unknown => None,
         }
+    }
+
+    fn learn_receives(&mut self, tag: u32) -> bool {
+        self.settle_receives(Some(tag))
+    }
+
+    fn may_learn_receives(&self, tag: u32) -> bool {
+        let (receives, ring) = (self.peer_receives.as_ref(), self.inbox.receives.as_ref());
+        receives.zip(ring).is_some_and(|(receives, ring)| receives.may_learn(ring, tag))
     }
 
     fn goes_ahead(&self) -> u32 {
@@ -47,10 +55,10 @@ impl OwnRegions for TcpLink {
                 "the source region is not memory of the host: push the payload into the window",
             );
         }
-        let to = match (r.opcode, &self.peer_receives, &self.inbox.receives) {
-            (Opcode::Put, ..) => (r.rkey, r.remote_offset),
-            (_, Some(receives), Some(ring)) => match receives.meets(ring, r.tag).receive() {
-                Some(p) => (p.rkey, p.offset),
+        let to = match (r.opcode, &self.peer_receives) {
+            (Opcode::Put, _) => (r.rkey, r.remote_offset),
+            (_, Some(receives)) => match receives.meets(r.tag).receive() {
+                Some(p) => (p.key, p.offset),
                 None => return RegionSends::Unknown,
             },
             _ => return self.region_sends(),

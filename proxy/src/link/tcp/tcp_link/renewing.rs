@@ -91,10 +91,9 @@ impl Renew for TcpLink {
         };
         if let Some(receives) = &mut self.peer_receives {
             let mask = self.taken.len() as u64 - 1;
-            for sequence in accepted..self.base + self.sent {
-                let taken = self.taken[(sequence & mask) as usize].take();
-                taken.into_iter().for_each(|receive| receives.put_back(receive));
-            }
+            let sent = accepted..self.base + self.sent;
+            receives
+                .put_back(sent.filter_map(|message| self.taken[(message & mask) as usize].take()).collect());
             receives.rewind(accepted);
         }
         let slots = 1 << self.terms.geometry.link_log;

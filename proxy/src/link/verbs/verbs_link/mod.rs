@@ -4,6 +4,7 @@ mod completing;
 mod ending;
 mod posting;
 mod regions;
+mod registering;
 mod renew;
 mod striping;
 
@@ -12,6 +13,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use pushgate_core::copies::Copies;
+use pushgate_core::receives::Posted;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::limited;
 use pushgate_driver_shim::memory::SharedMemory;
@@ -20,12 +23,13 @@ use pushgate_driver_shim::segment::Geometry;
 use pushgate_rdma_core_sys as sys;
 
 use self::ending::{Ending, LINGER};
+use self::registering::Registrar;
 use self::renew::{Agrees, Next};
 use super::chain::{Chain, Echo, Remote, Sge};
 use super::cm::Connection;
 use super::device::Device;
 use super::gid::{GidEntry, OwnAddress};
-use super::health::Health;
+use super::health::{EVENTS, Health, LOOK};
 use super::inbox::{ECHO_BYTES, ECHO_FROM, ECHO_INTO, Inbox, InboxLayout, REGION_WORDS};
 use super::line::Line;
 use super::next::{Kept, Made, Region, Registered};
@@ -36,10 +40,9 @@ use super::sending::Sending;
 use super::setup::{OwnEnd, VerbsAway, VerbsOpening, VerbsPrepared};
 use super::{CONTROL_WRS, VerbsError};
 use crate::gate::{Budget, Permit};
-use crate::link::copies::Copies;
 use crate::link::{Arrival, Link, LinkDown, PeerCounts, Renew, Waking};
 use crate::memory::Words;
-use crate::receives::{PeerReceive, PeerReceives};
+use crate::receives::PeerReceives;
 use crate::region::MAX_REGIONS;
 use crate::ring::Found;
 
@@ -60,6 +63,14 @@ struct OwnRegion {
     last: u64,
     /// What `last` was at the last break: those of these messages that the peer does not have are posted again.
     before: u64,
+}
+
+impl OwnRegion {
+    /// Not used yet. `mr`: its registration for the present link, if there is a link.
+    fn new(what: Region, mr: Option<Mr>) -> Self {
+        let (address, lkey) = (what.place().0, mr.as_ref().map_or(0, |mr| mr.lkey));
+        OwnRegion { what, address, lkey, mr, used: 0, last: 0, before: 0 }
+    }
 }
 
 /// A record whose payload is on its way.
@@ -86,6 +97,7 @@ pub struct VerbsLink {
     window: Sending,
     outbox_key: u32,
     regions: BTreeMap<u32, OwnRegion>,
+    registrar: Registrar,
     outbox: Words,
     outbox_address: u64,
     inbox: Inbox,
@@ -147,7 +159,7 @@ pub struct VerbsLink {
     /// and how many of those were written to the peer.
     peer_receives: Option<PeerReceives>,
     /// For each message in flight, the receive that it has taken. Empty where the peer's receives are not known.
-    taken: Box<[Option<PeerReceive>]>,
+    taken: Box<[Option<Posted>]>,
     tells_receives: bool,
     regions_written: bool,
     rx_log: u32,
@@ -284,6 +296,7 @@ impl VerbsLink {
             next: Next::Nothing,
             device,
             regions: BTreeMap::new(),
+            registrar: Registrar::default(),
             outbox: Words::writable(&kept.outbox, 0, kept.outbox.len() / 8),
             outbox_address: kept.outbox.as_ptr().as_ptr() as u64,
             inbox: inbox(&kept, &peer_geometry, peer_link_log.unwrap_or(peer_geometry.link_log), imm),
@@ -397,12 +410,18 @@ impl VerbsLink {
 
     /// What is wrong with the way out of this host, `PUSHGATE_DOWN_*`.
     fn diagnose(&self) -> Option<u32> {
-        // An iWARP device's entry of the GID table stays when the address goes that its connections have.
-        let address = || {
-            let gone = self.connection.as_ref().is_some_and(Connection::has_lost_its_address);
-            gone.then_some(abi::PUSHGATE_DOWN_ADDRESS)
-        };
-        self.device.diagnose(&self.gid).or_else(address)
+        self.device.diagnose(&self.gid).or_else(|| self.lost_address())
+    }
+
+    /// The same, from a look that links of the device share.
+    fn diagnose_shared(&self) -> Option<u32> {
+        self.device.diagnose_at(&self.gid, self.now, LOOK / 2).or_else(|| self.lost_address())
+    }
+
+    /// An iWARP device's entry of the GID table stays when the address goes that its connections have.
+    fn lost_address(&self) -> Option<u32> {
+        let gone = self.connection.as_ref().is_some_and(Connection::has_lost_its_address);
+        gone.then_some(abi::PUSHGATE_DOWN_ADDRESS)
     }
 
     /// The peer is to know of a region, if it may write there.
@@ -517,7 +536,7 @@ impl Link for VerbsLink {
 
     fn stopped(&mut self, now: u64) -> bool {
         self.now = self.now.max(now);
-        self.gives_next_up() && self.move_to_the_end()
+        self.gives_next_up() && self.move_to_the_end() && self.ends_registering()
     }
 
     fn renews(&mut self) -> Option<&mut dyn Renew> {
@@ -533,6 +552,9 @@ impl Link for VerbsLink {
     fn notify(&mut self) -> Result<bool, LinkDown> {
         if !self.held.is_empty() {
             self.release_held();
+        }
+        if !self.registrar.is_done() {
+            self.go_on_registering();
         }
         let untold = self.receives_told != self.receives_noted;
         if self.line.is_due() || untold || !self.publish.is_empty() {
@@ -580,7 +602,7 @@ impl Link for VerbsLink {
             }
         }
         let device = &self.device;
-        let news = device.poll_events();
+        let news = device.events_at(now, EVENTS);
         if !self.health.needs_a_look(news, now) {
             return Ok(());
         }
@@ -597,7 +619,11 @@ impl Link for VerbsLink {
             }
             in_error
         };
-        if let Some(cause) = self.health.looked(news, in_error, self.diagnose(), now) {
+        let found = match self.health.is_wary(news) {
+            true => self.diagnose(),
+            false => self.diagnose_shared(),
+        };
+        if let Some(cause) = self.health.looked(news, in_error, found, now) {
             limited!(error, self.peer,
                 rank = self.rank,
                 peer = self.peer,
@@ -663,7 +689,7 @@ mod tests {
     use crate::region::{Exported, RegionMemory};
 
     /// Two ends on one device.
-    fn pair(mock: &Mock, config: &Config) -> [VerbsLink; 2] {
+    pub(super) fn pair(mock: &Mock, config: &Config) -> [VerbsLink; 2] {
         let open = |rank| {
             let geometry = Geometry {
                 window_log: 8,
@@ -704,6 +730,54 @@ mod tests {
         }
         // P4.
         assert!(moves[4..6].iter().all(|with| with[5] == 0), "a queue pair that retries behind an RNR NAK");
+    }
+
+    thread_local! {
+        /// Looks for events, and at the port.
+        static LOOKS: std::cell::Cell<[u32; 2]> = const { std::cell::Cell::new([0; 2]) };
+    }
+
+    unsafe extern "C" fn get_async_event(
+        _: *mut sys::ibv_context,
+        _: *mut sys::ibv_async_event,
+    ) -> std::ffi::c_int {
+        LOOKS.set([LOOKS.get()[0] + 1, LOOKS.get()[1]]);
+        -1
+    }
+
+    unsafe extern "C" fn query_port(
+        context: *mut sys::ibv_context,
+        port: u8,
+        to: *mut sys::_compat_ibv_port_attr,
+    ) -> std::ffi::c_int {
+        LOOKS.set([LOOKS.get()[0], LOOKS.get()[1] + 1]);
+        // SAFETY: the caller's promise.
+        unsafe { mock::query_port(context, port, to) }
+    }
+
+    #[test]
+    fn a_device_is_looked_at_as_often_for_many_links_as_for_few() {
+        let mock = Mock::with_functions(
+            std::ptr::null_mut(),
+            super::super::kinds::Kind::of(super::super::kinds::Protocol::Ib, 0),
+            |verbs, _| {
+                verbs.ibv_get_async_event = Ok(get_async_event);
+                verbs.ibv_query_port = Ok(query_port);
+            },
+        );
+        let looks = |links: usize, begin: u64| {
+            let pairs: Vec<_> = (0..links).map(|_| pair(&mock, &Config::default())).collect();
+            let mut links: Vec<VerbsLink> = pairs.into_iter().flatten().collect();
+            LOOKS.set([0; 2]);
+            for now in (begin..begin + 10_000_000_000).step_by(1_000_000) {
+                links.iter_mut().for_each(|link| link.check(now).unwrap());
+            }
+            LOOKS.get()
+        };
+        let (few, many) = (looks(1, 1_000_000_000_000), looks(32, 2_000_000_000_000));
+        for (few, many) in few.into_iter().zip(many) {
+            assert!(few > 0 && many <= few + few / 5 + 1, "{many} looks for 64 links, {few} for two");
+        }
     }
 
     #[test]

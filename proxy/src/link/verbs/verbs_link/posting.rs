@@ -59,7 +59,7 @@ impl VerbsLink {
         let target = match receive {
             None => (r.opcode == Opcode::Put).then_some((r.rkey, r.remote_offset)),
             // `receive_for` saw that it is long enough.
-            Some(p) => (p.length >= r.length).then_some((p.rkey, p.offset)),
+            Some(p) => (p.length >= r.length).then_some((p.key, p.offset)),
         };
         // A receive completion says that what was written before it is there. Nothing says so of a
         // record that announces itself, but the completion of its payload's WRITE.

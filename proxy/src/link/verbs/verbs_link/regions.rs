@@ -2,7 +2,6 @@
 
 use std::sync::atomic::Ordering;
 
-use pushgate_driver_shim::limited;
 use pushgate_driver_shim::record::{Opcode, Record};
 
 use super::super::inbox::REGION_WORDS;
@@ -24,7 +23,16 @@ impl Receives for VerbsLink {
     }
 
     fn receive_for(&self, r: &Record) -> Option<u32> {
-        self.peer_receives.as_ref()?.meets(self.inbox.receives(), r.tag).receive().map(|p| p.length)
+        self.peer_receives.as_ref()?.meets(r.tag).receive().map(|p| p.length)
+    }
+
+    fn learn_receives(&mut self, tag: u32) -> bool {
+        let receives = self.peer_receives.as_mut();
+        receives.is_some_and(|receives| receives.learn(self.inbox.receives(), Some(tag), |_, _| ()))
+    }
+
+    fn may_learn_receives(&self, tag: u32) -> bool {
+        self.peer_receives.as_ref().is_some_and(|receives| receives.may_learn(self.inbox.receives(), tag))
     }
 
     fn receive_posted(&mut self, number: u64, words: [u64; 4]) {
@@ -43,6 +51,9 @@ impl Receives for VerbsLink {
 
 impl OwnRegions for VerbsLink {
     fn takes_region(&self, r: &Record) -> RegionSends {
+        if self.registrar.awaits(r.place) {
+            return RegionSends::Unknown;
+        }
         if !self.regions.contains_key(&r.place) {
             return RegionSends::No("the source region is not registered with the RDMA device");
         }
@@ -55,8 +66,8 @@ impl OwnRegions for VerbsLink {
         let to = match (r.opcode, &self.peer_receives) {
             (Opcode::Put, _) => (r.rkey, r.remote_offset),
             (_, None) => return self.region_sends(),
-            (_, Some(receives)) => match receives.meets(self.inbox.receives(), r.tag).receive() {
-                Some(p) => (p.rkey, p.offset),
+            (_, Some(receives)) => match receives.meets(r.tag).receive() {
+                Some(p) => (p.key, p.offset),
                 None => return RegionSends::Unknown,
             },
         };
@@ -92,33 +103,18 @@ impl OwnRegions for VerbsLink {
             // A copy engine brings it there.
             return;
         }
-        let address = what.place().0;
-        let region = |what, lkey, mr| OwnRegion { what, address, lkey, mr, used: 0, last: 0, before: 0 };
-        let goes = self.is_renewing() || self.recovers && self.has_ended();
-        let Some(rc) = self.rc.as_ref().filter(|_| !goes) else {
-            // The next link registers it.
-            self.regions.insert(key, region(what, 0, None));
-            return self.publish(key, [0; REGION_WORDS]);
-        };
-        match what.register(&rc.pd, self.regions_written) {
-            Ok(None) => {}
-            Ok(Some(mr)) => {
-                let entry = what.entry(mr.rkey);
-                self.regions.insert(key, region(what, mr.lkey, Some(mr)));
-                self.publish(key, entry);
-            }
-            // Payload for it lands in the mirror and is moved from there.
-            Err(e) => limited!(
-                info,
-                self.peer,
-                rank = self.rank,
-                peer = self.peer,
-                "{e}: its payload will be copied"
-            ),
+        if self.is_renewing() || self.rc.is_some() && !(self.recovers && self.has_ended()) {
+            return self.register(what);
         }
+        // The next link registers it.
+        self.regions.insert(key, OwnRegion::new(what, None));
+        self.publish(key, [0; REGION_WORDS]);
     }
 
     fn region_in_use(&mut self, key: u32, received: u64) -> bool {
+        if self.is_being_registered(key) {
+            return true;
+        }
         let Some(region) = self.regions.get(&key) else { return false };
         // A thread registers it, or messages out of it are posted again.
         if self.is_registering() || region.before > received {
@@ -135,14 +131,15 @@ impl OwnRegions for VerbsLink {
         if used && region.used > self.chain.signaled {
             self.line.touch();
         }
-        used
+        used || self.takes_back(key)
+    }
+
+    fn works_on_region(&self, key: u32) -> bool {
+        self.registrar.works_on(key)
     }
 
     fn remove_region(&mut self, key: u32) {
-        if self.regions.remove(&key).is_some() {
-            self.forget_region(key);
-            self.publish(key, [0; REGION_WORDS]);
-        }
+        self.remove(key);
     }
 
     fn offers(&self, key: u32) -> bool {
@@ -158,6 +155,7 @@ impl OwnRegions for VerbsLink {
         let gone = self.health.is_over() && !self.recovers || self.health.is_deserted();
         gone || !self.is_renewing()
             && !self.health.is_over()
+            && self.registrar.is_done()
             && self.publish.is_empty()
             && self.publish_wr <= self.chain.done
     }

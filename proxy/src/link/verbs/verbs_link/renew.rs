@@ -11,6 +11,7 @@ use super::super::health::Health;
 use super::super::inbox::REGION_WORDS;
 use super::super::line::Line;
 use super::super::next::{Begin, Made, NextOffer, Objects, Ready};
+use super::super::objects::Mr;
 use super::super::offer::{Agreed, Places};
 use super::super::states::PeerQp;
 use super::super::{VerbsError, device::Device};
@@ -22,7 +23,7 @@ use crate::region::MAX_REGIONS;
 use pushgate_driver_shim::log::Foreign;
 
 /// The answer of a task beside the engine.
-type Answer<T> = Receiver<T>;
+pub(super) type Answer<T> = Receiver<T>;
 
 /// How far the next link is.
 #[derive(Default)]
@@ -56,9 +57,10 @@ fn lost() -> RenewError {
     RenewError::Here("the task that makes the next RDMA link has ended without an answer".into())
 }
 
-/// Has `task` done beside the engine. Returns where its result comes.
-fn beside<T: Send + 'static>(
+/// Has `task` done beside the engine, for what `of` names. Returns where its result comes.
+pub(super) fn beside<T: Send + 'static>(
     device: &Device,
+    of: &str,
     task: impl FnOnce() -> T + Send + 'static,
 ) -> Result<Answer<T>, RenewError> {
     let (tell, answer) = channel();
@@ -66,7 +68,7 @@ fn beside<T: Send + 'static>(
         // A link that is gone lets go of what was made.
         let _ = tell.send(task());
     });
-    (device.beside)(task).map_err(|e| RenewError::Here(format!("a thread for the next RDMA link: {e}")))?;
+    (device.beside)(task).map_err(|e| RenewError::Here(format!("a thread for {of}: {e}")))?;
     Ok(answer)
 }
 
@@ -81,10 +83,11 @@ impl VerbsLink {
         matches!(self.next, Next::Making { .. } | Next::Preparing(..))
     }
 
-    /// The next link's registration of a region is taken back.
-    pub(super) fn forget_region(&mut self, key: u32) {
-        if let Next::Offered(made) | Next::Prepared(made, _) = &mut self.next {
-            made.regions.remove(&key);
+    /// The next link's registration of a region, which is to be taken back.
+    pub(super) fn forget_region(&mut self, key: u32) -> Option<Mr> {
+        match &mut self.next {
+            Next::Offered(made) | Next::Prepared(made, _) => made.regions.remove(&key),
+            _ => None,
         }
     }
 
@@ -128,6 +131,8 @@ impl VerbsLink {
         self.peer_ended = self.inbox.status();
         let mut old = vec![self.take_objects()];
         old.extend(given_up.map(Made::into_objects));
+        let (rest, registering) = self.registrar.hand_over();
+        self.regions.extend(rest.into_iter().map(|what| (what.key, super::OwnRegion::new(what, None))));
         let [cancelled, cleared]: [Arc<AtomicBool>; 2] = Default::default();
         let begin = Begin {
             kept: self.kept.clone(),
@@ -135,12 +140,13 @@ impl VerbsLink {
             sources: self.sources.clone(),
             old,
             unused,
+            registering,
             cleared: cleared.clone(),
             inbox: self.inbox.memory(),
             regions: self.regions.values().map(|region| region.what.clone()).collect(),
             cancelled: cancelled.clone(),
         };
-        let answer = beside(&self.device, move || begin.make())?;
+        let answer = beside(&self.device, "the next RDMA link", move || begin.make())?;
         self.next = Next::Making { answer, cancelled, cleared };
         Ok(())
     }
@@ -187,10 +193,9 @@ impl VerbsLink {
         self.connection = connection;
         if let Some(receives) = &mut self.peer_receives {
             let mask = self.taken.len() as u64 - 1;
-            for sequence in accepted..self.base + self.sent {
-                let taken = self.taken[((sequence - self.base) & mask) as usize].take();
-                taken.into_iter().for_each(|receive| receives.put_back(receive));
-            }
+            let sent = accepted..self.base + self.sent;
+            let taken = sent.filter_map(|message| self.taken[((message - self.base) & mask) as usize].take());
+            receives.put_back(taken.collect());
         }
         self.device = rc.pd.device.clone();
         self.chain = {
@@ -240,19 +245,6 @@ impl VerbsLink {
             }
         }
     }
-
-    /// Registers for the next link what was added since that was made.
-    fn register_rest(&self, made: &mut Made) -> Result<(), VerbsError> {
-        for region in self.regions.values() {
-            let key = region.what.key;
-            if !made.regions.contains_key(&key)
-                && let Some(mr) = region.what.register(&made.rc.pd, self.kept.regions_written)?
-            {
-                made.regions.insert(key, mr);
-            }
-        }
-        Ok(())
-    }
 }
 
 impl Renew for VerbsLink {
@@ -291,8 +283,7 @@ impl Renew for VerbsLink {
             Err(TryRecvError::Disconnected) => Err(VerbsError::Library(lost().to_string())),
         };
         self.next = Next::Nothing;
-        let mut made = made.map_err(here)?;
-        self.register_rest(&mut made).map_err(here)?;
+        let made = made.map_err(here)?;
         self.publish.clear();
         self.publish_later.clear();
         let frame = self.told(&made);
@@ -345,7 +336,7 @@ impl Renew for VerbsLink {
             receives: if self.imm { open + NOTIFIES } else { 0 },
         };
         // A thread that can't be had takes the objects along: the next attempt makes others.
-        let answer = beside(&self.device, move || ready.make())?;
+        let answer = beside(&self.device, "the next RDMA link", move || ready.make())?;
         self.next = Next::Preparing(answer, agrees);
         Ok(())
     }
@@ -373,21 +364,22 @@ impl Renew for VerbsLink {
             RenewError::Peer(format!("its places of the next RDMA link: {}", Foreign::word(e)))
         })?;
         places.check(&end.geometry, end.link_log).map_err(RenewError::Peer)?;
-        let Next::Prepared(mut made, agrees) = std::mem::take(&mut self.next) else {
+        let Next::Prepared(made, agrees) = std::mem::take(&mut self.next) else {
             unreachable!("a link goes live when both ends have prepared")
         };
-        let ready = self.register_rest(&mut made);
         // Through rdma_cm the queue pair is in that state already.
-        let ready = ready.and_then(|()| match &made.connection {
+        let ready = match &made.connection {
             Some(_) => Ok(()),
             None => end.states(&made.rc, &made.gid, made.psn).ready_to_send(),
-        });
+        };
         if let Err(e) = ready {
             self.next = Next::Prepared(made, agrees);
             return Err(here(e));
         }
         self.adopt(made, places, agrees, accepted);
         self.publish_changes();
+        // What was added since the link was made.
+        self.go_on_registering();
         Ok(())
     }
 }
