@@ -66,7 +66,7 @@ pub fn drop_elsewhere_within(fds: Vec<OwnedFd>, held: impl Send + 'static) {
 pub struct Closes(Arc<Mutex<UnderWay>>);
 
 /// Most closes under way. Each has two threads.
-const MOST_CLOSES: usize = 2;
+pub const MOST_CLOSES: usize = 2;
 
 #[derive(Default)]
 struct UnderWay {

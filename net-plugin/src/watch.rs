@@ -643,6 +643,7 @@ impl Entry {
             let received = self.stream.receive(&mut bytes, &mut fds);
             if !fds.is_empty() {
                 drop_elsewhere(fds);
+                return Err(io::Error::other("the peer has sent descriptors where none belong"));
             }
             let n = match received {
                 Ok((0, _)) => return Err(io::Error::other("the peer has closed the connection")),
