@@ -197,7 +197,7 @@ pub(super) fn window_size(least: u64) -> impl Fn(&str) -> Option<u64> {
     move |s| parse_size(s).filter(|n| n.is_power_of_two() && (least..=512 << 20).contains(n))
 }
 
-/// A size of memory of at least so many bytes.
+/// A size of memory of at least `least` bytes.
 pub(super) fn size(least: u64) -> impl Fn(&str) -> Option<u64> {
     move |s| parse_size(s).filter(|n| (least..=1 << 40).contains(n))
 }
@@ -250,7 +250,7 @@ pub(super) fn auto_or_number(min: usize, max: usize) -> impl Fn(&str) -> Option<
     move |s| if s == "auto" { Some(AutoOr::Auto) } else { number(min, max)(s).map(AutoOr::Is) }
 }
 
-/// `auto`, `none`, or a size of memory of at least so many bytes.
+/// `auto`, `none`, or a size of memory of at least `least` bytes.
 pub(super) fn auto_or_size(least: u64) -> impl Fn(&str) -> Option<AutoOr<u64>> {
     move |s| match s {
         "auto" => Some(AutoOr::Auto),

@@ -27,7 +27,7 @@ const FILES: &[(&str, &str)] = &[
     ("README.md", "share/doc/pushgate/README.md"),
 ];
 
-/// Folders of which the files that git knows are packaged unchanged.
+/// Folders whose files that git knows are packaged unchanged.
 const FOLDERS: &[(&str, &str)] = &[
     ("docs", "share/doc/pushgate/docs"),
     ("examples/c", "share/doc/pushgate/examples/c"),
