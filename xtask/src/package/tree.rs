@@ -25,6 +25,7 @@ const FILES: &[(&str, &str)] = &[
     ("packaging/grafana-dashboard.json", "share/doc/pushgate/examples/grafana-dashboard.json"),
     ("packaging/copyright", "share/doc/pushgate/copyright"),
     ("README.md", "share/doc/pushgate/README.md"),
+    ("examples/README.md", "share/doc/pushgate/examples/README.md"),
 ];
 
 /// Folders whose files that git knows are packaged unchanged.
