@@ -140,7 +140,8 @@ fn newest(text: &str) -> &str {
     sections.nth(1).map_or(text, |end| &text[..end])
 }
 
-/// The text in small letters, its lines joined without indents, marks of comments and the backslashes that continue strings; and where each line begins there.
+/// The text in small letters, and where each line begins there. The lines are joined without indents, marks of comments and
+/// the backslashes that continue strings.
 fn prose(text: &str) -> (String, Vec<usize>) {
     let (mut prose, mut starts) = (String::with_capacity(text.len()), Vec::new());
     for line in text.lines() {

@@ -15,7 +15,7 @@ enum Sample {
     /// None until the next look.
     #[default]
     Off,
-    /// The last message of the next pass that releases any. The number of messages released by now.
+    /// Waits for the next pass that releases messages, and its last message; holds the number released before that pass.
     Armed(u64),
     /// Message number `messages` was that message, released at `at`.
     Released { messages: u64, at: u64 },

@@ -14,7 +14,8 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg
 use super::wire::{Piece, Wire};
 use crate::door::Stream;
 
-/// Pieces of at most this number of bytes are put together before they are sent: that costs less than to have the kernel read a list of pieces.
+/// Pieces of at most this number of bytes are put together before they are sent: that costs less than to have the kernel
+/// read a list of pieces.
 const SHORT: usize = 512;
 /// The most streams of one engine that are watched. Others are asked one by one.
 const MOST: usize = 1 << 14;
