@@ -136,6 +136,7 @@ impl From<&Settings> for Config {
             mtu: number(s.ib_mtu),
             traffic_class: number(s.traffic_class).map(|class| class as u8),
             service_level: number(s.service_level).map(|level| level as u8),
+            partition: number(s.pkey).map(|key| key as u16),
             ack_timeout: s.ack_timeout as u8,
             retry_count: s.retry_count as u8,
             imm: !s.no_imm,

@@ -19,9 +19,9 @@ use pushgate_proxy::folder::Folder;
 use pushgate_proxy::users::find_user;
 
 use self::parse::{
-    Value, auto_or_none, auto_or_number, auto_or_size, choice, copier_cpus, device_names, host, mtu, number,
-    path, path_timeout, port_range, power_of_two, recover, rendezvous, size, switch, time, time_or_0, user,
-    users, window_size,
+    Value, auto_or_none, auto_or_number, auto_or_pkey, auto_or_size, choice, copier_cpus, device_names, host,
+    mtu, number, path, path_timeout, port_range, power_of_two, recover, rendezvous, size, switch, time,
+    time_or_0, user, users, window_size,
 };
 use crate::error::{Error, Result};
 
@@ -321,6 +321,8 @@ settings! {
     traffic_class: AutoOr<usize> = "auto", auto_or_number(0, 255), "auto or 0 to 255", "", Rdma;
     /// Service level of RDMA packets; auto: as for traffic-class
     service_level: AutoOr<usize> = "auto", auto_or_number(0, 15), "auto or 0 to 15", "", Rdma;
+    /// InfiniBand partition of RDMA packets, by its key; auto: the first of the port's table. rdma_cm takes the network interface's
+    pkey: AutoOr<usize> = "auto", auto_or_pkey, "auto, or a key such as 0x8001", "", Rdma;
     /// An RDMA packet is sent again after 4.096 us times 2 to the power of this
     ack_timeout: u32 = "14", number(1, 31), "1 to 31", "4.096 us x 2^N", Rdma;
     /// Times that an RDMA packet is sent again before the link counts as down
@@ -651,6 +653,7 @@ mod tests {
             ("ib-mtu", "auto 256 512 1024 2048 4096"),
             ("traffic-class", "0 255"),
             ("service-level", "0 15"),
+            ("pkey", "auto 0x8001 0x1 0xffff 32769"),
             ("ack-timeout", "1 31"),
             ("retry-count", "0 7"),
             ("no-imm", "true false 1 0"),
@@ -684,6 +687,7 @@ mod tests {
             ("ib-mtu", "none 0 1500 8192"),
             ("traffic-class", "256 -1"),
             ("service-level", "16"),
+            ("pkey", "0 0x0 0x8000 0x10000 65536 8001h none"),
             ("ack-timeout", "0 32"),
             ("retry-count", "8"),
             ("no-imm", "yes TRUE 2"),

@@ -136,14 +136,15 @@ fn chosen(
     let mut ends = BTreeSet::new();
     for process in &processes {
         let own = process.engines.iter().filter(|engine| serves(process.pid, engine, pids));
-        ends.extend(own.flat_map(|engine| engine.queue_pairs.iter().map(|qp| qp.about.ends)));
+        ends.extend(
+            own.flat_map(|engine| engine.queue_pairs.iter().filter_map(|qp| other_end(qp.about.ends))),
+        );
     }
     for process in &mut processes {
         let pid = process.pid;
         process.engines.retain_mut(|engine| {
-            let other = |ends: [u64; 2]| [ends[1], ends[0]];
             if !serves(pid, engine, pids) {
-                engine.queue_pairs.retain(|qp| peers && ends.contains(&other(qp.about.ends)));
+                engine.queue_pairs.retain(|qp| peers && ends.contains(&qp.about.ends));
                 return !engine.queue_pairs.is_empty();
             }
             true
@@ -154,6 +155,12 @@ fn chosen(
         true => Err(anyhow!(none())),
         false => Ok((processes, unread)),
     }
+}
+
+/// What the recorder of the peer's end says of that end, where this end's says `ends`. `None`: ends of such links have no names, so
+/// that none can be found.
+fn other_end(ends: [u64; 2]) -> Option<[u64; 2]> {
+    (ends != [0, 0]).then_some([ends[1], ends[0]])
 }
 
 /// Whether an engine of process `pid` is of these processes or serves one of them.

@@ -24,11 +24,15 @@ const SETTINGS: [(&str, &str); 5] = [
     ("NCCL_IB_RETRY_CNT", "retry-count"),
 ];
 /// Variables that do nothing here, and what to do instead.
-const NOTHING: [(&str, &str); 9] = [
+const NOTHING: [(&str, &str); 10] = [
     ("NCCL_IB_DISABLE", "set PUSHGATE_QP=tcp on all ranks to do without RDMA"),
     ("NCCL_IB_QPS_PER_CONNECTION", "a connection has one queue pair"),
     ("NCCL_IB_SPLIT_DATA_ON_QPS", "a connection has one queue pair"),
     ("NCCL_IB_ADAPTIVE_ROUTING", "set PUSHGATE_WRITE_ORDER where the fabric may change the order of writes"),
+    (
+        "NCCL_IB_PKEY",
+        "set PUSHGATE_PKEY to the partition's key, such as 0x8001, which each host may have at another index",
+    ),
     ("NCCL_IB_ROCE_VERSION_NUM", "set PUSHGATE_GID_INDEX to choose another entry of the GID table"),
     ("NCCL_IB_ADDR_FAMILY", "set PUSHGATE_GID_INDEX to choose another entry of the GID table"),
     ("NCCL_IB_ADDR_RANGE", "set PUSHGATE_GID_INDEX to choose another entry of the GID table"),
@@ -194,7 +198,12 @@ mod tests {
         );
         assert_eq!(says("NCCL_IB_DISABLE", "0"), None);
         assert!(says("NCCL_SOCKET_NTHREADS", "4").unwrap().contains("PUSHGATE_NET_TCP_THREADS"));
-        assert!(says("NCCL_IB_PKEY", "1").unwrap().ends_with("has no effect: it is of NCCL's own network"));
+        assert!(says("NCCL_IB_PKEY", "1").unwrap().contains("PUSHGATE_PKEY"));
+        assert!(
+            says("NCCL_IB_RETURN_ASYNC_EVENTS", "1")
+                .unwrap()
+                .ends_with("has no effect: it is of NCCL's own network")
+        );
         // NCCL reads these itself, and what asks for devices is taken where devices are chosen.
         for name in
             ["NCCL_CROSS_NIC", "NCCL_NET_GDR_LEVEL", "NCCL_DEBUG", "NCCL_IB_HCA", "NCCL_IB_MERGE_NICS"]

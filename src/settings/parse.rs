@@ -250,6 +250,19 @@ pub(super) fn auto_or_number(min: usize, max: usize) -> impl Fn(&str) -> Option<
     move |s| if s == "auto" { Some(AutoOr::Auto) } else { number(min, max)(s).map(AutoOr::Is) }
 }
 
+/// `auto`, or the key of an InfiniBand partition, which is more than the bit of full members.
+pub(super) fn auto_or_pkey(s: &str) -> Option<AutoOr<usize>> {
+    if s == "auto" {
+        return Some(AutoOr::Auto);
+    }
+    let key = match s.strip_prefix("0x") {
+        Some(hex) if hex.bytes().all(|b| b.is_ascii_hexdigit()) => usize::from_str_radix(hex, 16).ok(),
+        Some(_) => None,
+        None => digits(s),
+    };
+    key.filter(|key| *key <= 0xffff && key & 0x7fff != 0).map(AutoOr::Is)
+}
+
 /// `auto`, `none`, or a size of memory of at least `least` bytes.
 pub(super) fn auto_or_size(least: u64) -> impl Fn(&str) -> Option<AutoOr<u64>> {
     move |s| match s {

@@ -194,6 +194,16 @@ fn a_receiver_that_takes_nothing_is_named_by_job_by_process_and_from_both_ends()
     }
 }
 
+/// Nothing names the ends of such links, so the other end is not told from those of other jobs.
+#[test]
+fn an_end_of_a_link_over_tcp_is_shown_without_queue_pairs_of_others() {
+    let tcp = [("PUSHGATE_QP", "tcp")];
+    let [sender, _receiver] = two(&job("tcp-one"), 100, false, &tcp);
+    let _others = two(&job("tcp-other"), 100, false, &tcp);
+    let ends = sentences(&[&sender.pid().to_string(), "--all"]).iter().map(|(_, ends)| ends).sum::<usize>();
+    assert_eq!(ends, 1);
+}
+
 #[test]
 fn a_receiver_that_posts_no_receive_is_named() {
     let job = job("unposted");

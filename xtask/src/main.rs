@@ -1,6 +1,8 @@
 //! Build and test tasks: `cargo xtask help`.
 
 mod aarch64;
+#[cfg(test)]
+mod architecture;
 mod bench;
 mod bindings;
 mod chroot;

@@ -40,21 +40,36 @@ fn without_fences(text: &str) -> String {
 /// The text with all fenced blocks and code spans blanked.
 fn prose(text: &str) -> String {
     let mut out = without_fences(text);
-    let mut at = 0;
-    while let Some(start) = out[at..].find('`').map(|found| at + found) {
-        let run = out[start..].bytes().take_while(|byte| *byte == b'`').count();
-        let inside = start + run;
-        // A span ends at a run of the same length, within the paragraph.
-        let paragraph = inside + out[inside..].find("\n\n").unwrap_or(out.len() - inside);
-        let Some(end) = closing(&out[inside..paragraph], run).map(|found| inside + found + run) else {
-            at = inside;
-            continue;
-        };
-        let blanked = blank(&out[start..end]);
-        out.replace_range(start..end, &blanked);
-        at = end;
+    for span in spans(&out) {
+        let blanked = blank(&out[span.clone()]);
+        out.replace_range(span, &blanked);
     }
     out
+}
+
+/// What stands in the code spans of the text, in order.
+#[cfg(test)]
+pub fn code(text: &str) -> Vec<String> {
+    let text = without_fences(text);
+    spans(&text).into_iter().map(|span| text[span].trim_matches('`').trim().to_string()).collect()
+}
+
+/// Where the code spans of a text without fenced blocks stand, their backticks included.
+fn spans(text: &str) -> Vec<Range<usize>> {
+    let mut found = Vec::new();
+    let mut at = 0;
+    while let Some(start) = text[at..].find('`').map(|found| at + found) {
+        let run = text[start..].bytes().take_while(|byte| *byte == b'`').count();
+        let inside = start + run;
+        // A span ends at a run of the same length, within the paragraph.
+        let paragraph = inside + text[inside..].find("\n\n").unwrap_or(text.len() - inside);
+        at = inside;
+        if let Some(end) = closing(&text[inside..paragraph], run).map(|found| inside + found + run) {
+            found.push(start..end);
+            at = end;
+        }
+    }
+    found
 }
 
 /// Where a run of exactly `run` backticks begins.
@@ -262,6 +277,7 @@ mod tests {
         assert_eq!(found("```\n[a](b)\n``` not the end\n```\n[c](d)\n~~~~\n[e](f)\n~~~\n~~~~\n"), ["d"]);
         // A backtick without its partner begins no span.
         assert_eq!(found("a ` b\n\n[c](d) ` e"), ["d"]);
+        assert_eq!(code("`a` b ``c ` d`` `` ` `` e\n```\n`f`\n```\n`g\nh`"), ["a", "c ` d", "`", "g\nh"]);
     }
 
     #[test]

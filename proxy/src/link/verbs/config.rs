@@ -32,6 +32,9 @@ pub struct Config {
     pub traffic_class: Option<u8>,
     /// 0 to 15. `None`: as for the traffic class.
     pub service_level: Option<u8>,
+    /// The partition's key, with or without the bit of full members. `None`: the port's first one. rdma_cm takes that of the network
+    /// interface, whatever this says.
+    pub partition: Option<u16>,
     /// 4.096 us times 2 to the power of this, until a packet is sent again.
     pub ack_timeout: u8,
     /// Times that it is sent again, 0 to 7.
@@ -71,6 +74,7 @@ impl Default for Config {
             mtu: None,
             traffic_class: None,
             service_level: None,
+            partition: None,
             ack_timeout: 14,
             retry_count: 7,
             imm: true,

@@ -17,6 +17,7 @@ use super::VerbsError;
 use super::choice::{self, Choice, Description, Distance, Wish};
 use super::gid::{self, Family, Gid, GidEntry, OwnAddress};
 use super::kinds::{Kind, Protocol, failure};
+use super::pkey;
 use crate::addresses::Interface;
 use crate::netlink::addresses_of;
 
@@ -453,6 +454,11 @@ impl Device {
             message: a.max_msg_sz,
             in_order: self.kind.in_order,
         })
+    }
+
+    /// The place of a partition's key in the port's table; `None`: of the first key.
+    pub(super) fn partition(&self, partition: Option<u16>) -> Result<u16, VerbsError> {
+        pkey::index(&self.sysfs, partition, || (self.name.clone(), self.port))
     }
 
     /// The entries of the port's table that hold an address.

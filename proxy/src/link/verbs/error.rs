@@ -75,6 +75,25 @@ pub enum VerbsError {
         /// What there is.
         found: Vec<(u32, Gid)>,
     },
+    /// The port's table has no key of the partition that was asked for.
+    #[error(
+        "port {port} of {device} is in no partition {partition:#06x}; it has {}: set pkey to one of those, or have the subnet manager put \
+         the port into the partition (opensm: partitions.conf)",
+        match &found[..] {
+            [] => "no key at all".into(),
+            all => all.iter().map(|key| format!("{key:#06x}")).collect::<Vec<_>>().join(", "),
+        }
+    )]
+    NoPartition {
+        /// Its name.
+        device: String,
+        /// The port.
+        port: u8,
+        /// Asked for.
+        partition: u16,
+        /// The keys that there are.
+        found: Vec<u16>,
+    },
     /// A message could be longer than the device sends.
     #[error("window-size is {bytes}, but {device} sends at most {message} bytes in one message")]
     Window {

@@ -62,6 +62,7 @@ mod offer_tests;
 mod path;
 #[cfg(test)]
 mod peer_tests;
+mod pkey;
 #[cfg(test)]
 mod port_tests;
 #[cfg(test)]

@@ -35,8 +35,9 @@ impl States<'_> {
     /// To INIT. `access`: what the other end may do to memory through it.
     pub(super) fn initialise(&self, access: u32) -> Result<(), VerbsError> {
         let mut a = attributes(sys::ibv_qp_state::IBV_QPS_INIT);
-        a.pkey_index = 0;
-        a.port_num = self.rc.pd.device.port();
+        let device = &self.rc.pd.device;
+        a.pkey_index = device.partition(self.config.partition)?;
+        a.port_num = device.port();
         a.qp_access_flags = access as _;
         let mask = m::IBV_QP_STATE.0 | m::IBV_QP_PKEY_INDEX.0 | m::IBV_QP_PORT.0 | m::IBV_QP_ACCESS_FLAGS.0;
         self.rc.modify(&format!("moving {} to INIT", self.name), a, mask)
