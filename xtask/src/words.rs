@@ -33,14 +33,7 @@ const fn rule(phrase: &'static str, instead: &'static str) -> Rule {
 const RULES: &[Rule] = &[
     rule("so many", "the number or its name: `count` bytes, 30 ms"),
     Rule {
-        fine: &[
-            "all of which",
-            "none of which",
-            "one of which",
-            "half of which",
-            "neither of which",
-            "the first of which",
-        ],
+        fine: &["all of which", "none of which", "one of which", "half of which", "the first of which"],
         ..rule("of which", "whose, or a second sentence")
     },
     rule("tells of", "reports, lists, announces"),
