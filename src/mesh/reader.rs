@@ -218,7 +218,7 @@ fn meet_again(
         }
         // Of attempts that were given up nothing is taken.
         Found::Met { stream, received, .. } if p.broken.is_some() => p.goes_on(stream, received),
-        // One that is late tells of a connection of which another one has taken the place.
+        // A late word concerns a connection that another one has replaced.
         Found::Told { received, .. } if p.broken.is_none() && !p.peer.out().has_gone_beyond(received) => {
             p.breaks("the other rank says so".into(), again, finder);
             None
@@ -349,7 +349,7 @@ impl<'a> Heard<'a> {
         self.broken = Some(Broken { why, until: Instant::now() + again.recover(), _attempts: attempts });
     }
 
-    /// Another connection takes the place of the one that broke. The peer has received so many of this rank's frames.
+    /// Another connection takes the place of the one that broke. The peer has received `received` of this rank's frames.
     fn goes_on(&mut self, stream: door::Stream, received: u64) -> Option<Leaving> {
         let stream = Arc::new(Stream::Tcp(stream));
         if let Err(why) = self.peer.out().goes_on(stream.clone(), received) {
