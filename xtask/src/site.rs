@@ -50,7 +50,17 @@ const ORDER: &[(&str, &[&str])] = &[
             "docs/glossary.md",
         ],
     ),
-    ("This host", &["docs/doctor.md", "docs/roce.md", "docs/probe.md", "docs/topology.md", "docs/report.md"]),
+    (
+        "This host",
+        &[
+            "docs/doctor.md",
+            "docs/roce.md",
+            "docs/first-nic.md",
+            "docs/probe.md",
+            "docs/topology.md",
+            "docs/report.md",
+        ],
+    ),
     (
         "How it works",
         &[
