@@ -1,23 +1,21 @@
 //! A kernel of your own over the device API, from source to result: two ranks
 //! of one process greet each other. The kernel is custom_kernel.cu.
 
-use std::error::Error;
-use std::io::{self, Write};
+use std::io::{ErrorKind, Write, stdout};
 use std::process::ExitCode;
 
+use anyhow::{Context as _, Result, ensure};
+use clap::Parser;
 use pushgate::zerocopy::{Immutable, IntoBytes};
-use pushgate::{Comm, Context, Launch, Module, QpConfig, Source, status_name, upload_descriptors};
+use pushgate::{Comm, Context, Error, Launch, Module, QpConfig, Source, status_name, upload_descriptors};
 
-type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
-
-const HELP: &str = "\
-Two ranks of this process greet each other by a kernel of their own, custom_kernel.cu
-
-Usage: custom_kernel [-h | --help | -V | --version]
-
-Settings come from PUSHGATE_ variables, which `pushgate config` lists: with PUSHGATE_DEVICE=cpu the
-kernel runs on the CPU.
-";
+/// Two ranks of this process greet each other by a kernel of their own, custom_kernel.cu
+///
+/// Settings come from PUSHGATE_ variables, which `pushgate config` lists: with PUSHGATE_DEVICE=cpu the kernel runs on
+/// the CPU.
+#[derive(Parser)]
+#[command(name = "custom_kernel", version = pushgate::VERSION)]
+struct Options {}
 
 /// `struct greet_params` of the kernel: the same fields in the same order.
 #[derive(IntoBytes, Immutable)]
@@ -33,42 +31,17 @@ struct Params {
 }
 
 fn main() -> ExitCode {
-    let argument = std::env::args_os().nth(1);
-    let done = match argument.as_ref().map(|a| a.to_string_lossy()).as_deref() {
-        None => run(),
-        Some("-h" | "--help") => say(HELP.trim_end()),
-        Some("-V" | "--version") => say(&format!("custom_kernel {}", pushgate::VERSION)),
-        Some(other) => {
-            eprintln!("custom_kernel: unknown argument `{other}`: expected --help, --version or nothing");
-            return ExitCode::from(2);
-        }
-    };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        // By Display, which has the remedy and the lines of a compiler; Debug would show neither.
-        Err(e) => {
-            eprintln!("custom_kernel: {e}");
-            let config = e.downcast_ref().is_some_and(pushgate::Error::is_config);
-            ExitCode::from(if config { 2 } else { 1 })
-        }
-    }
+    let Options {} = Options::parse();
+    let Err(e) = run().and_then(|said| print(&said)) else { return ExitCode::SUCCESS };
+    eprintln!("custom_kernel: {}", pushgate::explain(&*e));
+    ExitCode::from(if e.downcast_ref().is_some_and(Error::is_config) { 2 } else { 1 })
 }
 
-/// Prints a line. A reader that has gone, as `head` does, is no error; `println!` would panic.
-fn say(line: &str) -> Result<()> {
-    match writeln!(io::stdout(), "{line}") {
-        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => {
-            Err(format!("cannot write to standard output: {e}").into())
-        }
-        _ => Ok(()),
-    }
-}
-
-fn run() -> Result<()> {
+/// Runs both ranks; returns what each has to say.
+fn run() -> Result<String> {
     // A device and an engine. Settings come from the environment: with
     // PUSHGATE_DEVICE=cpu the same kernel runs on the CPU.
     let context = Context::builder().build()?;
-    say(context.why())?;
 
     // Compiled now for that device, then cached. Before any kernel runs.
     let source = Source::text("custom_kernel.cu", include_str!("custom_kernel.cu"));
@@ -76,19 +49,15 @@ fn run() -> Result<()> {
 
     // Ranks of other processes would be Comm::connect. Making a queue pair waits
     // for the other rank, so each rank has a thread.
-    std::thread::scope(|s| {
-        let ranks: Vec<_> = Comm::local(&context, 2)?
-            .into_iter()
-            .map(|comm| {
-                let module = &module;
-                s.spawn(move || rank(&comm, module))
-            })
-            .collect();
-        ranks.into_iter().try_for_each(|r| r.join().expect("a rank panicked"))
-    })
+    let (ranks, module) = (Comm::local(&context, 2)?, &module);
+    let said = std::thread::scope(|s| {
+        let ranks: Vec<_> = ranks.into_iter().map(|comm| s.spawn(move || rank(&comm, module))).collect();
+        ranks.into_iter().map(|rank| rank.join().expect("no rank panics")).collect::<Result<Vec<_>>>()
+    })?;
+    Ok(format!("{}\n{}", context.why(), said.join("\n")))
 }
 
-fn rank(comm: &Comm, module: &Module) -> Result<()> {
+fn rank(comm: &Comm, module: &Module) -> Result<String> {
     let (context, me, peer) = (comm.context(), comm.rank(), 1 - comm.rank());
     // The label tells queue pairs of the same two ranks apart.
     let qp = comm.queue_pair(peer, 0, QpConfig::default())?;
@@ -125,10 +94,16 @@ fn rank(comm: &Comm, module: &Module) -> Result<()> {
         [0, 8, 16].map(|i| u64::from_ne_bytes(bytes[i..i + 8].try_into().expect("eight")));
     // If the queue pair ended, its cause says more than the kernel's status.
     qp.check()?;
-    if status != 0 {
-        return Err(format!("rank {me}: the kernel ended with: {}", status_name(status)).into());
+    ensure!(status == 0, "rank {me}: the kernel ended with: {}", status_name(status));
+    // Neither rank leaves while the other one still needs it.
+    comm.barrier()?;
+    Ok(format!("rank {me}: {}; rank {peer} put {put} and sent {sent}", status_name(status)))
+}
+
+/// Prints a line. A reader that has gone, as `head` does, is no error; `println!` would panic.
+fn print(line: &str) -> Result<()> {
+    match writeln!(stdout(), "{line}") {
+        Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(e).context("cannot write to standard output"),
+        _ => Ok(()),
     }
-    say(&format!("rank {me}: {}; rank {peer} put {put} and sent {sent}", status_name(status)))?;
-    // Nobody leaves while the other still needs it.
-    Ok(comm.barrier()?)
 }

@@ -68,7 +68,7 @@ pub struct Comm {
     members: Members,
     gather: Mutex<Option<Gather>>,
     context: Context,
-    /// Says of which job this process is: `pushgate inspect` finds it.
+    /// Names the job of this process: `pushgate inspect` finds the process by it.
     _job: Option<OwnedFd>,
 }
 

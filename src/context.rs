@@ -270,7 +270,7 @@ impl Context {
                 }
             }
         }
-        // A question to the GPU's driver costs about as much as so many passes without work.
+        // A question to the GPU's driver costs about as much as this number of passes without work.
         const PASSES: u32 = 32;
         let (begin, mut asked) = (Instant::now(), interrupt::Now::begin());
         loop {

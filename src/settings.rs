@@ -352,7 +352,7 @@ settings! {
     PluginSettings extends common: Settings;
     /// The NCCL plugin's way for GPU memory: pushed into the window, pulled by the NIC, or pushed to host memory by NCCL's kernels (bounce)
     path: NetPath = "auto", choice, "auto, push, pull or bounce", "", Nccl;
-    /// Where messages for GPU memory arrive over RDMA, in the NCCL plugin: in that memory, or in host memory, out of which the GPU pulls
+    /// Where messages for GPU memory arrive over RDMA, in the NCCL plugin: in that memory, or in host memory, from which the GPU pulls
     landing: NetLanding = "auto", choice, "auto, gpu or host", "", Nccl;
     /// Cores of the copier, the process that copies GPU memory for the NCCL plugin: auto: those near the GPU, also beyond the program's binding where that is allowed; inherit: those of the program that starts it
     copier_cpus: CopierCpus = "auto", copier_cpus, "auto, inherit, or cores such as 0-3,8", "", Nccl;

@@ -48,7 +48,7 @@ pub const PUSHGATE_E_WINDOW: c_int = 19;
 pub const PUSHGATE_E_MISMATCH: c_int = 20;
 /// The program has ended the call while it waited, by pushgate_interrupt_by.
 pub const PUSHGATE_E_INTERRUPTED: c_int = 21;
-/// An argument of this interface is wrong: NULL, misaligned, no UTF-8, of a wrong size, or a flag that there is none of.
+/// An argument of this interface is wrong: NULL, misaligned, no UTF-8, of a wrong size, or an unknown flag.
 pub const PUSHGATE_E_ARGUMENT: c_int = 64;
 /// NULL, a handle of another kind, a closed one, or no handle at all.
 pub const PUSHGATE_E_HANDLE: c_int = 65;

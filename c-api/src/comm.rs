@@ -164,7 +164,7 @@ pub unsafe extern "C" fn pushgate_comm_bootstrap(
 /// Makes a communicator of `ranks` ranks inside this process, all on one context: for tests, and for programs whose ranks are
 /// threads.
 ///
-/// @param comms  `ranks` places, of which each gets the communicator of one rank; as they were after an error.
+/// @param comms  `ranks` places. Each gets the communicator of one rank; after an error they are unchanged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pushgate_comm_local(
     context: *const pushgate_context,

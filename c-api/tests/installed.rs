@@ -27,7 +27,7 @@ fn prefix() -> &'static Path {
         let mut cargo = Command::new(env!("CARGO"));
         cargo.current_dir(root()).args(["run", "--quiet", "--package", "xtask", "--", "install", "--prefix"]);
         cargo.arg(&prefix);
-        // What the outer cargo tells of this package would have others compiled anew.
+        // What the outer cargo says about this package would have others compiled anew.
         let of_a_package = |name: &str| name.starts_with("CARGO_MANIFEST_") || name.starts_with("CARGO_PKG_");
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(of_a_package)) {
             cargo.env_remove(name);

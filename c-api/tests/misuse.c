@@ -72,7 +72,7 @@ static void refuse(int line, const char *call, int got, int expected)
 		TRUE(place_ == 7);                                           \
 	} while (0)
 
-/* The same for a call that closes: NULL is no error there. */
+/* As above, for a call that closes: NULL is no error there. */
 #define BAD_TO_CLOSE(closed, other, close)                                   \
 	do {                                                                 \
 		DO(close(NULL));                                             \

@@ -381,7 +381,7 @@ pub type Limit = Option<(u64, u64)>;
 pub struct Cgroup {
     /// There is at least one.
     pub found: bool,
-    /// Bytes; used without the page cache, which is given up for who needs it.
+    /// Bytes in use, excluding reclaimable page cache.
     pub memory: Limit,
     /// Processes and threads.
     pub pids: Limit,

@@ -1,5 +1,5 @@
 //! Every check against trees of files and what the system would have said: as it should be, and each
-//! way of being wrong. And files that make no sense, of which there must be a sentence and no panic.
+//! way of being wrong. And files that make no sense, which must give a sentence and no panic.
 
 use std::fs;
 use std::net::IpAddr;
@@ -425,7 +425,7 @@ cases! {
     "rdma-devices" Warned "another is" |h| {
         h.write("sys/class/infiniband/efa0/node_type", b"7: unspecified\n");
     };
-    "rdma-devices" Warned "of which kind" |h| h.remove("N/infiniband/mlx5_0/node_type");
+    "rdma-devices" Warned "its kind is unknown" |h| h.remove("N/infiniband/mlx5_0/node_type");
 
     "rdma-choice" Passed "mlx5_0 is taken: RoCE v2, address 10.1.2.3, 100 Gb/s" |_| {};
     "rdma-choice" Passed "mlx5_0 is taken: iWARP, address 10.1.2.3, 100 Gb/s" iwarp;
@@ -1021,7 +1021,7 @@ fn files_that_make_no_sense_are_no_panic() {
         is_kept(&host, file);
         host.write(file, &before);
     }
-    // A host of which there is nothing at all.
+    // A host without any files.
     let nothing =
         read::read(&Roots::below(Path::new("/nonexistent")), Wants::default(), &[Part::Rdma, Part::Host]);
     assert!(judge(&CHECKS.iter().collect::<Vec<_>>(), &nothing).findings.iter().all(is_well_formed));

@@ -66,7 +66,7 @@ pub fn drop_elsewhere_within(fds: Vec<OwnedFd>, held: impl Send + 'static) {
 pub struct Closes(Arc<Mutex<UnderWay>>);
 
 /// Most closes under way. Each has two threads.
-const MOST_CLOSES: usize = 2;
+pub const MOST_CLOSES: usize = 2;
 
 #[derive(Default)]
 struct UnderWay {
@@ -106,7 +106,7 @@ impl Closes {
 /// The closes of this process for each user whose streams were dropped, by the user's number, while any are under way.
 static OF_USERS: Mutex<Option<(Owner, BTreeMap<u32, Closes>)>> = Mutex::new(None);
 
-/// Closes a stream, and what its peer has sent, with the others of the peer's user: whoever connects all the time and sends descriptors
+/// Closes a stream, and what its peer has sent, with the others of the peer's user: a user that connects all the time and sends descriptors
 /// keeps few threads, and holds up no close of another user.
 fn close_of_user(stream: UnixStream, held: Option<Held>) {
     // The user that has connected, or at whose listener this process has.

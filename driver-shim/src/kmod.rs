@@ -38,7 +38,7 @@ pub mod commands {
     pub const STAGING_EXPORT: Opcode = command(9);
 }
 
-/// Bytes of the staging area of which this is a view: a file of the module's that maps the area for reading and can do nothing
+/// Bytes of the staging area, if the descriptor is a view of one: a file of the module's that maps the area for reading and can do nothing
 /// else ([`Staging::export`]). `None` if the descriptor is anything else. Waits for nobody, whatever the descriptor is.
 pub fn view_bytes(fd: BorrowedFd<'_>) -> Option<u64> {
     use std::os::fd::AsRawFd;

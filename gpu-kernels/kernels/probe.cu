@@ -274,7 +274,7 @@ struct probe_ping_params {
 	u64 batches;
 	u64 repeat;
 	u64 limit_ns;
-	u32 words; // of a record, each of which carries the round's number
+	u32 words; // of a record; each word carries the round's number
 	u32 first; // 1: begins; 0: answers
 };
 

@@ -25,8 +25,8 @@ use crate::executor::{Access, Executor, Registration};
 const PLACES: usize = 511;
 /// Bytes of host memory through which copies within device memory go.
 const STAGING: usize = 1 << 20;
-/// Copies within device memory of so many bytes do not go through host memory: that would take longer than to wait for the engine
-/// that runs kernels.
+/// Copies within device memory of at least this number of bytes do not go through host memory: that would take longer than
+/// to wait for the engine that runs kernels.
 const WITHIN: usize = 16 << 20;
 
 /// Bytes of copies behind which a mark is an event of the driver in place of a stored word. A store has a fence of its own, and a
@@ -107,7 +107,7 @@ impl Cuda {
     fn passed(&mut self, stored: u64, before: u64) -> Result<u64> {
         let mut passed = before.max(stored);
         while let Some((number, event)) = self.events.front() {
-            // Marks are passed in their order, so that a later one tells of this one too.
+            // Marks are passed in their order, so a later mark says that this one was passed too.
             if *number > passed {
                 if !event.passed()? {
                     break;

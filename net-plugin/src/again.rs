@@ -97,7 +97,7 @@ enum Known {
     /// A connection that is being made, or is not watched yet.
     Making,
     Open(Key),
-    /// This end was closed when it had received so many messages.
+    /// This end was closed when it had received `received` messages.
     Closed {
         received: u64,
         until: Instant,
@@ -220,7 +220,7 @@ impl Token {
         self.tokens.known().insert(self.place.token, Known::Making);
     }
 
-    /// This end is closed in order; it has received so many messages.
+    /// This end is closed in order; it has received `received` messages.
     pub fn close(&self, received: u64) {
         let (now, mut known) = (Instant::now(), self.tokens.known());
         known.retain(|_, known| !matches!(known, Known::Closed { until, .. } if *until < now));

@@ -45,7 +45,7 @@ fn next<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
     Some(*now)
 }
 
-/// Begins a receive, or a send of so many bytes. False if this end may have no more of them.
+/// Begins a receive, or a send whose length `what` gives. An error is the kind of the refusal.
 fn begins<'a>(
     (comm, mr): (&'a Comm, &Mr),
     role: Role,

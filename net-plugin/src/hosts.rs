@@ -95,7 +95,7 @@ mod tests {
         // Containers of one kernel are hosts of their own for NCCL.
         assert_eq!(says(&host("b"), None, &["bnxt_re0"]), None);
         assert!(says(&host("b"), None, &["bnxt_re1"]).is_some(), "of two other ranks");
-        // So are ranks of which the user says so.
+        // Ranks with a host id that the user sets are too.
         for (id, devices) in [("r0", "mlx5_0"), ("r1", "mlx5_1")] {
             assert_eq!(says(&rank, Some(id), &[devices]), None);
         }

@@ -56,7 +56,7 @@ impl Opened {
         let sample = Sample::of(&gpu)?;
         let around = Around::here(&gpu);
         let mut rdma = Vec::new();
-        // Devices of which the same is to be said are named together.
+        // Devices with one and the same message are named together.
         let mut said: Vec<(String, Vec<&str>, String)> = Vec::new();
         for Rdma { device, .. } in devices {
             let reach = Reach::of(&sample, device);

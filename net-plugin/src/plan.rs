@@ -23,7 +23,7 @@ pub enum Out {
 pub enum Landing {
     /// In the GPU's memory: the RDMA device writes them there.
     Gpu,
-    /// In the copy of the peer's window in host memory, out of which the GPU pulls them.
+    /// In the copy of the peer's window in host memory, from which the GPU pulls them.
     Host,
 }
 

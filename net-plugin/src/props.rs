@@ -160,7 +160,7 @@ impl Network {
         self.with(|p| p.ptr_support = ptr_support)
     }
 
-    /// This network, if NCCL is to hand over GPU memory by dma-buf for the devices of which `takes` says so.
+    /// This network, if NCCL is to hand over GPU memory by dma-buf for the devices that `takes` accepts.
     pub fn with_dma_bufs(mut self, takes: impl Fn(usize) -> bool) -> Self {
         for (dev, p) in self.all.iter_mut().enumerate() {
             p.ptr_support |= if takes(dev) { PTR_DMABUF } else { 0 };

@@ -7,9 +7,9 @@ use pushgate_topology::Topology;
 /// Who shares what a host has.
 #[derive(Clone, Copy)]
 pub enum Ranks {
-    /// So many ranks, as the launcher says.
+    /// The number of ranks, as the launcher says.
     Told(u32),
-    /// Nobody says how many ranks there are. So many GPUs, each of which counts as one.
+    /// Nobody says how many ranks there are. The number of GPUs, each counted as one rank.
     Gpus(u32),
 }
 

@@ -39,7 +39,7 @@ pub struct Runtime {
     /// Where `tcp` queue pairs meet their other ends, from the first one on.
     tcp: Mutex<Option<Arc<Host>>>,
     pub loaded: Arc<Loaded>,
-    /// The RDMA devices of the hosts of which this process has heard.
+    /// The RDMA devices of the hosts that this process has heard from.
     pub hosts: Hosts,
     pub lingered: Lingered,
     /// What ends with the runtime, for the runtime's owner.

@@ -20,7 +20,7 @@ use crate::pushes::Pushes;
 use crate::registration::Mr;
 use crate::under_way::Share;
 
-/// A message of so many bytes, or fewer, is done once its payload has left the program's memory: it is in its WQE or in the
+/// A message of at most this number of bytes is done once its payload has left the program's memory: it is in its WQE or in the
 /// window, and the engine sends it from there. So the program's next message need not wait until the peer has told that it has
 /// this one. A longer message is done when the peer has it: that wait is little beside the time that its bytes take.
 const SHORT: usize = 64 << 10;

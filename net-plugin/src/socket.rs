@@ -156,17 +156,17 @@ impl Line {
         out.stream.shutdown();
     }
 
-    /// The peer has received so many of the frames that are counted. An error says why that can't be.
+    /// The peer has received `count` of the frames that are counted. An error says why that can't be.
     pub fn received(&self, count: u64) -> Result<(), String> {
         self.out().kept.as_mut().map_or(Ok(()), |kept| kept.received(count))
     }
 
-    /// Whether the peer has said before that it has more frames than so many.
+    /// Whether the peer has said before that it has more than `count` frames.
     pub fn has_gone_beyond(&self, count: u64) -> bool {
         self.out().kept.as_ref().is_some_and(|kept| kept.has_gone_beyond(count))
     }
 
-    /// Another socket takes the place of the one that broke; the peer has received so many frames.
+    /// Another socket takes the place of the one that broke; the peer has received `count` frames.
     pub fn goes_on(&self, stream: Stream, count: u64) -> Result<Arc<Stream>, String> {
         let mut out = self.out();
         let Out { kept, frames, .. } = &mut *out;
@@ -301,7 +301,7 @@ impl Channel {
         channel
     }
 
-    /// A socket of which whole frames were received up to here.
+    /// A socket that has received whole frames up to here.
     pub fn of(line: Arc<Line>) -> Self {
         let stream = line.stream();
         let (input, in_fds) = (Vec::new(), Vec::new());

@@ -1,6 +1,6 @@
 //! Which of NCCL's protocols, and how many channels, a collective over this plugin takes. Pure: figures in, choice out.
 //!
-//! NCCL's own model can't know what is slow here. A message costs the thread that drives the queue pairs about 2 us, so
+//! NCCL's own model can't know what is slow here. A message costs the thread that drives the queue pairs about 2 us:
 //! many channels with short messages are slower than few. The low-latency protocol (LL) sends twice the bytes, out
 //! of host memory, by a CPU. LL128 sends one sixteenth more than the payload, out of GPU memory, and its kernels take what
 //! arrives line by line, so a step of the ring begins before the message of the step before is complete.
@@ -25,10 +25,10 @@ pub enum Collective {
     Other,
 }
 
-/// A row of the table: what collectives of up to so many bytes take.
+/// A row of the table: what collectives take whose steps are at most `step` bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// Bytes of one step around the ring: those of the collective divided by the ranks. The row is for at most so many.
+    /// Bytes of one step around the ring: those of the collective divided by the ranks. The row is for at most this number.
     pub step: usize,
     /// Which protocols may be taken.
     pub protocols: Protocols,
@@ -61,7 +61,7 @@ pub fn revision() -> u64 {
 /// The table goes by the bytes of a step alone. With 1,024 ranks an allreduce of 16 MiB would take one channel by it.
 const MEASURED: [(usize, usize); 4] = [(2, 2), (3, 3), (4, 4), (4, 2)];
 
-/// Whether the tuner was measured with communicators of so many ranks and nodes. The tuner leaves other communicators to NCCL.
+/// Whether the tuner was measured with communicators of `ranks` ranks on `nodes` nodes. The tuner leaves other communicators to NCCL.
 pub fn is_measured(ranks: usize, nodes: usize) -> bool {
     MEASURED.contains(&(ranks, nodes))
 }
@@ -77,7 +77,7 @@ pub fn choose(bytes: usize, ranks: usize) -> Row {
 /// to 10 us and PAT, which has Simple alone, 60 us in all.
 const AROUND: std::ops::RangeInclusive<usize> = 3..=4;
 
-/// Allreduces with steps of at most so many bytes are faster on the tree than on the ring.
+/// Allreduces with steps of at most this number of bytes are faster on the tree than on the ring.
 const TREE: usize = 512;
 
 /// Whether a collective for which [`choose`] allows all protocols is fastest with LL on the ring and one channel, if LL arrives in host

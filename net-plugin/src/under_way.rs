@@ -23,7 +23,7 @@ use crate::ranks::Ranks;
 
 const UNIT: u64 = abi::PUSHGATE_UNIT as u64;
 
-/// The part of the last-level cache that devices write into: one of so many. Two ways of sixteen.
+/// The part of the last-level cache that devices write into, as a divisor: two ways of sixteen.
 const PART: u64 = 8;
 
 /// Messages of the process after which it is counted anew which connections send. Of more connections this many are counted. Their
@@ -107,7 +107,7 @@ impl UnderWay {
         })
     }
 
-    /// The process uses so many GPUs.
+    /// The process uses `gpus` GPUs.
     pub fn serves(&self, gpus: usize) {
         if self.each_gpu {
             self.parts.store(gpus.max(1) as u64, Ordering::Relaxed);
@@ -200,7 +200,7 @@ fn of_probe(found: &Findings, ranks: Ranks) -> (Option<Bound>, String) {
     }
 }
 
-/// The bound where ranks share a last-level cache of so many bytes.
+/// The bound where ranks share a last-level cache of `cache` bytes.
 fn of_cache(cache: Option<u64>, ranks: Ranks) -> (Option<Bound>, String) {
     let Some(cache) = cache else {
         let why = "no bound of what is under way in all windows: the last-level cache's size is not known";

@@ -51,9 +51,9 @@ const FOUND: u64 = u64::MAX - 2;
 const ENDED: u64 = u64::MAX - 3;
 /// Frames that one connection is heard for before the others are heard.
 const TURN: usize = 64;
-/// Breaks the links of this process again and again, each time after so many milliseconds, for tests of their replacement.
+/// Breaks the links of this process again and again, each time after this number of milliseconds, for tests of their replacement.
 const BREAK_LINKS: &str = "_PUSHGATE_BREAK_LINKS";
-/// Cuts the sockets of this process that can be replaced again and again, each time after so many milliseconds, for tests.
+/// Cuts the sockets of this process that can be replaced again and again, each time after this number of milliseconds, for tests.
 const CUT_SOCKETS: &str = "_PUSHGATE_CUT_SOCKETS";
 /// Farewells of an end that closes: one before its queue pair ends, one behind that.
 const FAREWELLS: u32 = 2;
@@ -105,7 +105,7 @@ fn farewell(bytes: &[u8]) -> Option<u64> {
 
 /// What the peer says over the socket.
 enum Hears {
-    /// A farewell, of which so much has come.
+    /// The part of a farewell that has come.
     Farewell(Vec<u8>),
     /// Frames for the engine, and a farewell in a frame.
     Frames(Channel, Mailbox),
@@ -284,7 +284,7 @@ impl Shared {
             Found::Met { stream, received, .. } if broken => {
                 entry.goes_on(&self.epoll, key.id, stream, received)
             }
-            // One that is late tells of a socket of which another one has taken the place.
+            // A late word concerns a socket that another one has replaced.
             Found::Told { received, .. } if !broken && !entry.line.has_gone_beyond(received) => {
                 entry.breaks(&self.epoll, meeting, "the other end says so");
                 Ok(())
@@ -535,7 +535,7 @@ impl Entry {
         meeting.bell.ring();
     }
 
-    /// Another socket takes the place of the one that broke. The peer has received so many of this end's frames.
+    /// Another socket takes the place of the one that broke. The peer has received `received` of this end's frames.
     fn goes_on(&mut self, epoll: &OwnedFd, id: u64, stream: door::Stream, received: u64) -> io::Result<()> {
         let stream = Stream::tcp(stream, true)?;
         self.stream = self.line.goes_on(stream, received).map_err(invalid)?;
@@ -628,7 +628,7 @@ impl Entry {
         }
     }
 
-    /// Fails if the peer's process has ended, of which all that was sent has been read.
+    /// Fails if the peer's process has ended and all that it sent has been read.
     fn process_lives(&self) -> io::Result<()> {
         match self.process.as_ref().is_some_and(|watched| watched.process.has_ended()) {
             true => Err(io::Error::other("the peer's process has ended")),
@@ -643,6 +643,7 @@ impl Entry {
             let received = self.stream.receive(&mut bytes, &mut fds);
             if !fds.is_empty() {
                 drop_elsewhere(fds);
+                return Err(io::Error::other("the peer has sent descriptors where none belong"));
             }
             let n = match received {
                 Ok((0, _)) => return Err(io::Error::other("the peer has closed the connection")),

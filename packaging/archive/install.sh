@@ -7,7 +7,7 @@ umask 022
 
 usage() {
     echo "usage: install.sh [--prefix DIR] [--destdir DIR]"
-    echo "  --prefix DIR   an absolute path, of which programs are told [default: /usr/local]"
+    echo "  --prefix DIR   an absolute path, which programs are told [default: /usr/local]"
     echo "  --destdir DIR  a folder that stands for the root, for packages [default: the root itself]"
 }
 

@@ -112,7 +112,7 @@ pub struct Device {
     /// Half of a round trip between a kernel of the device and the CPU, through 8-byte flags in
     /// host memory, in microseconds.
     pub flag: f64,
-    /// Half of a round trip with records of 64 bytes, each word of which shows that it has arrived,
+    /// Half of a round trip with records of 64 bytes, in which each word shows that it has arrived,
     /// in microseconds.
     pub record: f64,
     /// Microseconds from the call that launches an empty kernel to its end.
@@ -240,7 +240,7 @@ pub struct Writers {
     pub rate: f64,
 }
 
-/// The rate of devices each of which stores to host memory and loads, at the same time, what the
+/// The rate of devices when each stores to host memory and loads, at the same time, what the
 /// next device stores.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -1,7 +1,7 @@
 //! How an engine's own thread learns that the program calls, where the program drives the engine (`engine/driven.rs`).
 //!
 //! A lock guards the engine; nobody waits for it. A caller that finds the lock taken goes away, and what it has posted is
-//! for who has the lock. The thread lets go of the lock before it blocks, so it must not miss such a caller: nobody would
+//! for the lock's holder. The thread lets go of the lock before it blocks, so it must not miss such a caller: nobody would
 //! ring for what the caller has posted.
 
 #[cfg(loom)]

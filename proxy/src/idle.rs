@@ -50,7 +50,8 @@ pub struct Idle {
 
 /// How long others run while this engine yields on a core that they want: a core to spare gives the thread back after a microsecond.
 const LONG: u64 = 100 * US;
-/// So many long yields one after the other mean a core that others want. A few come where a thread of another's passes by.
+/// This number of long yields one after the other means that other threads want the core. A few come where a thread of
+/// another's passes by.
 const MOST_LONG: u32 = 4;
 /// How long an engine does not yield after those. One more long yield begins this anew.
 const WANTED: u64 = 20_000 * US;

@@ -289,7 +289,7 @@ impl Rails {
             (_, None) => None,
             (true, _) => Some(true),
             (false, Some(true)) => None,
-            // The peer tells of its regions over each link.
+            // The peer announces its regions over each link.
             (false, _) => {
                 let hears =
                     self.came_back.is_some_and(|at| self.now.saturating_sub(at) < self.options.recover);

@@ -32,8 +32,8 @@ use crate::ring;
 /// Words of an entry: those of a posted receive, laps included.
 pub(crate) const RECEIVE_WORDS: usize = abi::PUSHGATE_RECV_WORDS as usize;
 
-/// Receives that an end takes out of a ring at once, at most: a peer may post as many as a ring has, for tags of which no message
-/// comes, and other queue pairs have their turn before all of them are known.
+/// Receives that an end takes out of a ring at once, at most: a peer may post as many as a ring has, for tags that no message has
+/// yet, and other queue pairs have their turn before all of them are known.
 const AT_ONCE: u64 = 64;
 
 /// The most SENDs that may go ahead on a queue pair.
@@ -206,13 +206,13 @@ pub struct PostedReceives {
 }
 
 impl PostedReceives {
-    /// Of a peer that posts at most `1 << log` at once, in a ring that the peer, or its RDMA device, writes ([`entries_log`]). So many
+    /// Of a peer that posts at most `1 << log` at once, in a ring that the peer, or its RDMA device, writes ([`entries_log`]). At most `ahead`
     /// SENDs may go ahead.
     pub(crate) fn new(ring: Words, log: u32, ahead: u32) -> Self {
         PostedReceives { ring, receives: PeerReceives::new(log, ahead) }
     }
 
-    /// In the work segment of a peer on this host, of which it handed over a descriptor.
+    /// In the work segment of a peer on this host, which handed over the segment's descriptor.
     /// `geometry` is the peer's, checked. An error if the segment is another one.
     pub fn of_work(work: &Arc<ReadOnlyMemory>, geometry: &Geometry) -> Result<Self, EndpointError> {
         const NAME: &str = "peer's work";

@@ -56,7 +56,7 @@ pub trait Party: Send + Sync + 'static {
     /// What this end and the one that listens there must agree on.
     fn terms(&self, key: Self::Key) -> Terms;
 
-    /// This end's greeting. It has received so many frames.
+    /// This end's greeting. This end has received `received` frames.
     fn greeting(&self, key: Self::Key, received: u64) -> impl Serialize;
 
     /// Reads the greeting of one who has dialled: which connection is meant, and how many frames the other end has received.
@@ -114,7 +114,7 @@ pub enum Found<K> {
         key: K,
         /// How this end knows.
         why: String,
-        /// The other end was closed in order, when it had received so many messages.
+        /// The messages that the other end had received when it was closed in order.
         closed: Option<u64>,
     },
 }
@@ -179,7 +179,7 @@ pub struct Again<P> {
     recover: Duration,
 }
 
-/// What a door for those who dial again spends, with places for so many.
+/// What a door for those who dial again spends, with `places` places.
 pub fn limits(places: usize) -> Limits {
     Limits { places, greeting: HEADER + MAX_GREETING, time: PASSAGE }
 }
@@ -237,7 +237,7 @@ impl<P: Party> Again<P> {
         Attempts(stop)
     }
 
-    /// Answers one who has dialled: this end has received so many of its frames.
+    /// Answers one who has dialled: this end has received `received` of its frames.
     pub fn answer(&self, stream: &Stream, received: u64) -> std::io::Result<()> {
         say(&*self.party, stream, &Answer::Again { received })
     }

@@ -362,7 +362,7 @@ pub fn peer_cred(stream: &UnixStream) -> io::Result<PeerCred> {
     let mut cred = PeerCred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut length = size_of::<PeerCred>() as u32;
     // SAFETY: the kernel writes at most `length` bytes of a struct ucred (three
-    // 32-bit integers, any pattern of which is a valid `PeerCred`) behind the
+    // 32-bit integers; any pattern is a valid `PeerCred`) behind the
     // pointer, and the length; both outlive the call, and the descriptor is open.
     let rc = unsafe {
         getsockopt(

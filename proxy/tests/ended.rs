@@ -32,7 +32,7 @@ const MIB: usize = 1 << 20;
 
 // ------------------------------------------------- a region that is given back
 
-/// A message out of a region of side 0, of which side 1 has read the first MiB of three.
+/// A message of three MiB out of a region of side 0; side 1 has read the first MiB.
 struct HalfRead {
     pair: Pair,
     source: Region,

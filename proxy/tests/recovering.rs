@@ -468,7 +468,7 @@ fn p7_an_end_that_can_not_make_its_link_tries_again_every_10_ms_and_does_not_spi
 #[test]
 fn p8_a_peer_that_sends_frames_without_end_fills_no_memory() {
     let [a, _b] = sides(Duration::from_secs(20), &Arc::default());
-    // The engine is told once; until it looks, only so many frames wait, whose descriptors are open and counted.
+    // The engine is told once; until it looks, a bounded number of frames waits, whose descriptors are open and counted.
     let memory = Memory::new(GEOMETRY);
     // Other tests of this process have descriptors of their own.
     let link = std::fs::File::from(memory.link.fd().try_clone_to_owned().unwrap());

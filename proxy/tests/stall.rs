@@ -38,7 +38,7 @@ fn pair(after: Duration, drive: Drive, receives: bool) -> [(Engine, Device, Log)
     })
 }
 
-/// Two ranks of which the first sends more than the second has receives.
+/// Two ranks; the first sends more messages than the second has receives.
 fn says_so_once_for_each_stall(drive: Drive) {
     let [(_a, mut sender, says), (_b, mut receiver, hears)] = pair(Duration::from_millis(100), drive, false);
     let ends =

@@ -710,7 +710,7 @@ fn leave_the_engines_core() {
 /// Messages of a busy queue pair for each line that it was counted.
 const COUNTED: u64 = 4;
 
-/// Keeps `n` pairs of programs busy, of which the second one copies all the time, until standard input is closed.
+/// Keeps `n` pairs of programs busy, the second program of each pair with copies, until standard input is closed.
 fn busy(n: usize, counted: bool, closed: &AtomicBool) {
     // So that there is always something to copy.
     leave_the_engines_core();
@@ -978,7 +978,7 @@ fn p7_p8_a_user_whose_closes_hang_holds_up_no_close_of_another_user() {
     let files: Vec<_> = hanging.files().iter().map(|fd| fd.as_fd()).collect();
     let _hangs = sends(A, &files[..MAX_FDS.min(files.len())]);
     until("a close hangs", || hanging.waiting() > 0);
-    // As many as the second user may have connections, each of which counts until its descriptor is closed.
+    // As many as the second user may have connections; each counts until its descriptor is closed.
     let ends: Vec<_> = (0..10)
         .map(|_| {
             let (fd, end) = lingering();

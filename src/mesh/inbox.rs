@@ -76,7 +76,7 @@ struct Counted(Arc<AtomicUsize>, usize);
 pub(super) struct Dropped(Option<(Closes, Vec<OwnedFd>, Counted)>);
 
 impl Dropped {
-    /// Has threads close them, of which a rank keeps few. For callers that do not hold the inbox's lock: if no thread can be
+    /// Has a few threads of the rank close them. For callers that do not hold the inbox's lock: if no thread can be
     /// started, they are closed here, which can take as long as the peer likes.
     pub(super) fn close(self) {
         self.0.into_iter().for_each(|(closes, fds, counted)| closes.close(fds, counted));

@@ -145,7 +145,7 @@ impl Stream {
         matches!(self, Stream::Tcp(s) if s.wants_write())
     }
 
-    /// Whether bytes wait of which the socket says nothing.
+    /// Whether bytes wait that the socket does not report.
     fn has_bytes(&self) -> bool {
         matches!(self, Stream::Tcp(s) if s.has_bytes())
     }

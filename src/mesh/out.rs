@@ -131,18 +131,18 @@ impl Out {
         (self.frames, self.broken) = (Outgoing::default(), true);
     }
 
-    /// The peer has received so many of this rank's frames. An error says why that can't be.
+    /// The peer has received `count` of this rank's frames. An error says why that can't be.
     pub(super) fn received(&mut self, count: u64) -> Result<(), String> {
         let Some(kept) = self.kept.as_mut() else { return Ok(()) };
         kept.received(count)
     }
 
-    /// Whether the peer has said before that it has more frames than so many.
+    /// Whether the peer has said before that it has more than `count` frames.
     pub(super) fn has_gone_beyond(&self, count: u64) -> bool {
         self.kept.as_ref().is_some_and(|kept| kept.has_gone_beyond(count))
     }
 
-    /// Another connection takes the place of the one that broke; the peer has received so many frames.
+    /// Another connection takes the place of the one that broke; the peer has received `count` frames.
     pub(super) fn goes_on(&mut self, stream: Arc<Stream>, count: u64) -> Result<(), String> {
         self.received(count)?;
         (self.stream, self.broken, self.frames) = (stream, false, Outgoing::default());

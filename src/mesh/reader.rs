@@ -4,12 +4,11 @@
 //! The thread never waits for a single peer: each look at a socket takes what is there.
 
 use std::io::{self, ErrorKind};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use pushgate_driver_shim::closing::drop_elsewhere;
 use pushgate_driver_shim::fdpass::{Cut, Frame, Incoming};
 use pushgate_driver_shim::limited;
 use pushgate_proxy::redial::Attempts;
@@ -219,7 +218,7 @@ fn meet_again(
         }
         // Of attempts that were given up nothing is taken.
         Found::Met { stream, received, .. } if p.broken.is_some() => p.goes_on(stream, received),
-        // One that is late tells of a connection of which another one has taken the place.
+        // A late word concerns a connection that another one has replaced.
         Found::Told { received, .. } if p.broken.is_none() && !p.peer.out().has_gone_beyond(received) => {
             p.breaks("the other rank says so".into(), again, finder);
             None
@@ -350,7 +349,7 @@ impl<'a> Heard<'a> {
         self.broken = Some(Broken { why, until: Instant::now() + again.recover(), _attempts: attempts });
     }
 
-    /// Another connection takes the place of the one that broke. The peer has received so many of this rank's frames.
+    /// Another connection takes the place of the one that broke. The peer has received `received` of this rank's frames.
     fn goes_on(&mut self, stream: door::Stream, received: u64) -> Option<Leaving> {
         let stream = Arc::new(Stream::Tcp(stream));
         if let Err(why) = self.peer.out().goes_on(stream.clone(), received) {
@@ -416,6 +415,12 @@ impl Shared {
         }
     }
 
+    /// Closes descriptors of a rank, on another thread: a close can take as long as the peer likes.
+    fn discard(&self, rank: u32, fds: Vec<OwnedFd>) {
+        let dropped = self.inbox.state().discard(rank, fds);
+        dropped.close();
+    }
+
     /// Puts a frame where a caller waits for it. Fails on a frame that no rank of this release
     /// would send.
     fn deliver(
@@ -428,7 +433,7 @@ impl Shared {
         let Some(label) =
             bytes.get(..4).map(|label| u32::from_le_bytes(label.try_into().expect("four bytes")))
         else {
-            drop_elsewhere(fds);
+            self.discard(rank, fds);
             return Err("it sent a frame without a label".into());
         };
         bytes.drain(..4);
@@ -436,8 +441,7 @@ impl Shared {
         let ended = if of_queue_pair { set_up::ended(rank, label, &bytes) } else { Ok(None) };
         let may_offer = of_queue_pair && matches!(ended, Ok(None));
         if !fds.is_empty() && !may_offer {
-            // This thread closes none of them: a close can take as long as the peer likes.
-            drop_elsewhere(fds);
+            self.discard(rank, fds);
             return Err("it sent descriptors with a frame that is no set-up of a queue pair".into());
         }
         let ended = ended?;
@@ -504,7 +508,7 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
-    use std::os::fd::{BorrowedFd, OwnedFd};
+    use std::os::fd::BorrowedFd;
 
     use pushgate_driver_shim::abi;
     use pushgate_driver_shim::fdpass::Carrier;

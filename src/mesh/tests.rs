@@ -78,7 +78,7 @@ fn p7_a_rank_that_is_lost_behind_its_report_of_another_rank_names_that_rank() {
 #[test]
 fn p7_a_send_to_a_rank_that_left_because_another_died_names_the_one_that_died() {
     let (mesh, _lost, mut others) = by_hand(3, hang());
-    // The second rank died, of which the first alone has heard. The first one says so and leaves in order.
+    // The second rank died, and the first alone has heard of it. The first one says so and leaves in order.
     let mut first = others.remove(0);
     first.write_all(&wire(LOST, &2u32.to_le_bytes())).unwrap();
     first.write_all(&wire(BYE, &[])).unwrap();

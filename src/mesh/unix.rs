@@ -518,6 +518,7 @@ mod tests {
     use std::io::{Read, Write};
     use std::thread;
 
+    use pushgate_driver_shim::closing::MOST_CLOSES;
     use pushgate_tests::fuse::Hanging;
     use pushgate_tests::fuzz::{fuzz, kind};
     use pushgate_tests::lingering::{lingering, send_along};
@@ -630,9 +631,9 @@ mod tests {
             assert!(!held_up, "stranger {n} holds the rank up");
         }
         // Each close under way has two threads.
-        wait_until("closes hang", || hanging.waiting() >= 16);
+        wait_until("closes hang", || hanging.waiting() >= MOST_CLOSES);
         thread::sleep(Duration::from_millis(100));
-        assert_eq!(hanging.waiting(), 16);
+        assert_eq!(hanging.waiting(), MOST_CLOSES);
         for rank in [rank(1), first] {
             wait_until("the ranks meet", || rank.is_finished());
             rank.join().unwrap().unwrap();

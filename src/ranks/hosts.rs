@@ -5,7 +5,7 @@ const MOST: usize = 1 << 16;
 
 /// The longest name of a host, its numbers aside, bytes: each of [`MOST`] hosts has it. Linux has names of 64.
 const LONGEST: usize = 128;
-/// The most pairs of brackets of a name, each of which takes a stretch of the stack.
+/// The most pairs of brackets of a name: each pair takes a stretch of the stack.
 const MOST_BRACKETS: usize = 4;
 
 /// The hosts of a list, in order. An error says what is wrong with the list.

@@ -127,7 +127,7 @@ pub enum NetLanding {
     Auto,
     /// In the GPU's memory: the RDMA device writes there.
     Gpu,
-    /// In host memory, out of which the GPU pulls.
+    /// In host memory, from which the GPU pulls.
     Host,
 }
 

@@ -145,7 +145,7 @@ fn apply_environment(
     Ok(())
 }
 
-/// The error for a setting that there is none of. `name` is as `origin` spells it.
+/// The error for an unknown setting. `name` is as `origin` spells it.
 pub(super) fn unknown(name: String, origin: Origin) -> Error {
     let near = match &origin {
         Origin::Variable(_) => {

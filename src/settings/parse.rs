@@ -197,7 +197,7 @@ pub(super) fn window_size(least: u64) -> impl Fn(&str) -> Option<u64> {
     move |s| parse_size(s).filter(|n| n.is_power_of_two() && (least..=512 << 20).contains(n))
 }
 
-/// A size of memory of at least so many bytes.
+/// A size of memory of at least `least` bytes.
 pub(super) fn size(least: u64) -> impl Fn(&str) -> Option<u64> {
     move |s| parse_size(s).filter(|n| (least..=1 << 40).contains(n))
 }
@@ -263,7 +263,7 @@ pub(super) fn auto_or_pkey(s: &str) -> Option<AutoOr<usize>> {
     key.filter(|key| *key <= 0xffff && key & 0x7fff != 0).map(AutoOr::Is)
 }
 
-/// `auto`, `none`, or a size of memory of at least so many bytes.
+/// `auto`, `none`, or a size of memory of at least `least` bytes.
 pub(super) fn auto_or_size(least: u64) -> impl Fn(&str) -> Option<AutoOr<u64>> {
     move |s| match s {
         "auto" => Some(AutoOr::Auto),

@@ -129,7 +129,7 @@ def rank_training(torch, dist, rank, world, device, options):
 
 
 def rank_exact(torch, dist, rank, world, device, options):
-    """Allreduces of whole numbers for so many seconds, every element compared."""
+    """Allreduces of whole numbers for `seconds` seconds, every element compared."""
     rounds, elements = 0, 0
     numbers = {n: torch.arange(n, device=device).remainder_(1009).float() for n in (2, 4096, 1 << 18, 4 << 20)}
     end = time.time() + options["seconds"]
@@ -438,7 +438,7 @@ class Failed(Exception):
 
 class Runner:
     def __init__(self, options):
-        # Below the ports that the kernel gives to whoever connects.
+        # Below the ports that the kernel gives to connecting sockets.
         self.plugin, self.out, self.port = options.plugin, options.out, 20000 + os.getpid() % 10000
         self.failures = []
         # Links that took the place of broken ones in the last run, both ends' counted.
@@ -670,7 +670,7 @@ def main():
     here = os.path.dirname(os.path.abspath(__file__))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plugin", default=f"{here}/libnccl-net-pushgate.so")
-    parser.add_argument("--gpus", type=int, help="use so many [default: all]")
+    parser.add_argument("--gpus", type=int, help="how many GPUs to use [default: all]")
     parser.add_argument("--ranks", type=int, help="processes; more than GPUs share them [default: one a GPU, at least two]")
     parser.add_argument("--only", help="scenarios, separated by commas")
     parser.add_argument("--out", default=tempfile.gettempdir(), help="logs go there")

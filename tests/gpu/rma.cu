@@ -143,7 +143,7 @@ __device__ void fill(char* at, size_t size, u64 key) {
   for (size_t i = threadIdx.x; i < size; i += blockDim.x) at[i] = byte_of(key, i);
 }
 
-// A block of each rank works with the same block of the other, over a context of its own if there are so many.
+// A block of each rank works with the same block of the other, over a context of its own if there are enough contexts.
 __global__ void random_kernel(ncclWindow_t window, char* own, ncclDevComm comm, u64 kept, u64 seed, unsigned steps, u64 sent, u64 acked,
                               Fault* faults, u64* count, unsigned* ended) {
   const int contexts = comm.ginContextCount > 0 ? comm.ginContextCount : 1;
@@ -252,8 +252,8 @@ __global__ void random_kernel(ncclWindow_t window, char* own, ncclDevComm comm, 
   }
 }
 
-// Keeps every SM busy until the blocks of random_kernel have ended, or by the clock. `ended` is GPU memory: so many threads that read
-// host memory would slow down every fence of the GPU.
+// Keeps every SM busy until the blocks of random_kernel have ended, or by the clock. `ended` is GPU memory: if all these threads read
+// host memory, they would slow down every fence of the GPU.
 __global__ void busy_kernel(volatile unsigned* ended, float* memory, size_t floats) {
   const u64 deadline = now() + ROUND_LIMIT;
   float x = threadIdx.x;

@@ -103,7 +103,7 @@ fn build(arguments: &[&str]) -> PathBuf {
     if profile.ends_with("release") {
         cargo.arg("--release");
     }
-    // What the outer cargo tells of the test's package. The build script of `ring` asks to be run again when these change,
+    // What the outer cargo says about the test's package. The build script of `ring` asks to be run again when these change,
     // and `ring` and all above it would be compiled anew.
     let of_a_package = |name: &str| name.starts_with("CARGO_MANIFEST_") || name.starts_with("CARGO_PKG_");
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(of_a_package)) {

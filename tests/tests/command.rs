@@ -330,7 +330,7 @@ fn the_examples_refuse_wrong_input_alike() {
     );
     refused(
         program("custom_kernel").arg("--fast"),
-        "custom_kernel: unknown argument `--fast`: expected --help, --version or nothing",
+        "error: unexpected argument '--fast' found\n\nUsage: custom_kernel\n\nFor more information, try '--help'.",
     );
     refused(
         program("custom_kernel").env("PUSHGATE_QP", "smoke"),
@@ -398,11 +398,9 @@ fn printing() -> Vec<Command> {
     let mut example = program("allreduce");
     example.args(["--ranks", "2", "--size", "4K", "--iters", "1", "--device", "cpu"]);
     all.push(example);
-    for words in ["", "--help"] {
-        let mut command = program("custom_kernel");
-        command.args(words.split_whitespace()).env("PUSHGATE_DEVICE", "cpu");
-        all.push(command);
-    }
+    let mut kernel = program("custom_kernel");
+    kernel.env("PUSHGATE_DEVICE", "cpu");
+    all.push(kernel);
     all
 }
 

@@ -1,4 +1,4 @@
-//! `pushgate inspect` on real processes: two ranks of a job, of which one is known to be to blame.
+//! `pushgate inspect` on real processes: two ranks of a job, one of which is known to be to blame.
 
 use std::env;
 use std::io::{BufRead, BufReader};
@@ -107,7 +107,7 @@ impl Drop for Rank {
     }
 }
 
-/// Rank 0, which sends so many messages, and rank 1, which takes none.
+/// Rank 0, which sends `sends` messages, and rank 1, which takes none.
 fn two(job: &str, sends: u64, posted: bool, with: &[(&str, &str)]) -> [Rank; 2] {
     let ranks = [Rank::start(job, 0, sends, false, with), Rank::start(job, 1, 0, posted, with)];
     ranks.map(Rank::ready)

@@ -106,7 +106,7 @@ impl Rank {
     }
 }
 
-/// Rank 0, which sends so many messages, and rank 1, which takes none; both have their queue pair.
+/// Rank 0, which sends `sends` messages, and rank 1, which takes none; both have their queue pair.
 fn two(job: &str, sends: u64, with: &[(&str, &str)]) -> [Rank; 2] {
     let job = format!("{job}-{}", std::process::id());
     let mut ranks = [Rank::start(&job, 0, sends, with), Rank::start(&job, 1, 0, with)];

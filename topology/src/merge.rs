@@ -29,9 +29,9 @@ impl Topology {
         for gpu in told {
             match self.gpus.iter_mut().find(|g| g.address == gpu.address) {
                 Some(known) => known.learn(gpu),
-                None => self
-                    .notes
-                    .push(format!("{}: the driver tells of a GPU that the tree has not", gpu.address)),
+                None => {
+                    self.notes.push(format!("{}: the driver reports a GPU that the tree lacks", gpu.address))
+                }
             }
         }
     }

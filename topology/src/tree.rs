@@ -107,7 +107,7 @@ pub struct Function {
 }
 
 impl Function {
-    /// A function of which only the place is known.
+    /// A function, known only by its place.
     pub fn new(address: Address, parent: Parent) -> Self {
         Self {
             address,
@@ -202,7 +202,7 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// A GPU of which only the place is known.
+    /// A GPU, known only by its place.
     pub fn new(address: Address) -> Self {
         let (nvlinks, peers) = (Vec::new(), Vec::new());
         Self { address, index: None, name: None, uuid: None, mig: None, mps: None, nvlinks, peers }

@@ -37,7 +37,7 @@ fn only_pair(t: &Topology) -> Pair {
 fn the_last_level_cache_is_the_sum_of_the_caches_of_the_highest_level() {
     let host = Host::server(1);
     let read = || Sysfs::new(host.at("sys")).last_level_cache();
-    assert_eq!(read(), None, "the kernel tells of no cache");
+    assert_eq!(read(), None, "the kernel reports no cache");
     let cache = |cpu: u32, index: u32, level: &str, size: &str, shared: &str| {
         let folder = format!("sys/devices/system/cpu/cpu{cpu}/cache/index{index}");
         for (name, value) in [("level", level), ("size", size), ("shared_cpu_list", shared)] {
@@ -58,7 +58,7 @@ fn the_last_level_cache_is_the_sum_of_the_caches_of_the_highest_level() {
     assert_eq!(read(), Some(2 * (300 << 20)));
     // What is no number is left out.
     cache(2, 3, "3", "many", "2-3");
-    assert_eq!(read(), Some(2 * (300 << 20)), "another core tells of the same cache");
+    assert_eq!(read(), Some(2 * (300 << 20)), "another core reports the same cache");
     cache(3, 3, "third", "307200K", "2-3");
     assert_eq!(read(), Some(300 << 20));
 }
@@ -439,7 +439,7 @@ fn what_the_driver_tells_of_mig_nvlinks_and_peers() {
     };
     let mig = Some(Mig { instances: vec!["NVIDIA H200 MIG 3g.71gb".into(); 2] });
     t.learn_gpus(vec![Gpu { mig, ..told(a, b, 4) }, told(b, a, 5), Gpu::new(at("0000:99:00.0"))]);
-    assert_eq!(t.notes, ["0000:99:00.0: the driver tells of a GPU that the tree has not"]);
+    assert_eq!(t.notes, ["0000:99:00.0: the driver reports a GPU that the tree lacks"]);
     let text = draw::report(&t.report(Evidence::ByDistance), draw::Style::default());
     assert!(text.contains("0000:18:00.0 gpu4 NVIDIA H200, MIG: 2 instances, 32 GT/s"), "{text}");
     assert!(text.contains("  gpu4  X             SW NV18 peer\n  gpu5  SW NV18 peer  X\n"), "{text}");

@@ -157,7 +157,7 @@ pub fn link(
     linker.arg("-shared").arg("-o").arg(&whole);
     linker.arg(format!("-Wl,-soname,{name}"));
     linker.arg(format!("-Wl,--version-script,{}", map.display()));
-    // A name in the map that there is none of, and a call that nothing defines, are errors.
+    // A name in the map that nothing defines, and a call of such a name, are errors.
     linker.args(["-Wl,--no-undefined-version", "-Wl,--no-undefined", "-Wl,--as-needed"]);
     // Code that Rust's runtime has registered with the C library must not be unmapped by dlclose.
     linker.args(["-Wl,--gc-sections", "-Wl,-z,relro,-z,now,-z,nodelete"]);

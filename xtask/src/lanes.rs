@@ -25,7 +25,7 @@ pub struct Lanes {
 }
 
 impl Lanes {
-    /// Sorts the steps for a machine with so many cores; each lane keeps their order.
+    /// Sorts the steps for a machine with `cores` cores; each lane keeps their order.
     pub fn of(steps: &[&'static Step], cores: usize) -> Lanes {
         let is_in = |lane| steps.iter().copied().filter(move |step| step.lane == lane);
         let first = is_in(Lane::First).collect();

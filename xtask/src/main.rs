@@ -33,6 +33,7 @@ mod test_programs;
 mod tools;
 mod venv;
 mod vm;
+mod words;
 mod workspace;
 
 use std::path::PathBuf;
@@ -63,7 +64,7 @@ enum Task {
         /// Also run the steps that take longer than all others together may.
         #[arg(long)]
         full: bool,
-        /// Run the quick steps alone: format, clippy, unit tests.
+        /// Run the quick steps alone: format, promises, words, clippy, unit tests.
         #[arg(long, conflicts_with_all = ["full", "only"])]
         quick: bool,
         /// Install no package and no component, even as root: what is missing is a skip.

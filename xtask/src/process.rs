@@ -86,7 +86,7 @@ pub fn command(program: impl AsRef<OsStr>, dir: &Path) -> Command {
 /// The cargo that runs this program.
 pub fn cargo(dir: &Path) -> Command {
     let mut cargo = command(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()), dir);
-    // What the outer cargo tells of our package. The build script of `ring` asks to be run again when these change, and
+    // What the outer cargo says about our package. The build script of `ring` asks to be run again when these change, and
     // `ring` and all above it would be compiled anew at every change between a shell's cargo, this one and that of a test.
     let of_a_package = |name: &str| name.starts_with("CARGO_MANIFEST_") || name.starts_with("CARGO_PKG_");
     for (name, _) in env::vars_os().filter(|(name, _)| name.to_str().is_some_and(of_a_package)) {

@@ -45,6 +45,7 @@ const ORDER: &[(&str, &[&str])] = &[
             "docs/c-api.md",
             "docs/python.md",
             "docs/packages.md",
+            "examples/README.md",
             "docs/operations.md",
             "docs/glossary.md",
         ],
@@ -117,9 +118,11 @@ fn write_book(root: &Path, packages: &[Package], book: &Path) -> Result<()> {
     files::put(&book.join("site.css"), STYLE.as_bytes())
 }
 
-/// The pages of the site with their texts: the Markdown of the repository's root and of docs/.
+/// The pages of the site with their texts: the Markdown of the repository's root, of docs/ and of examples/.
 fn pages(root: &Path) -> Result<BTreeMap<PathBuf, String>> {
-    let is_page = |file: &PathBuf| file.components().count() == 1 || file.starts_with("docs");
+    let is_page = |file: &PathBuf| {
+        file.components().count() == 1 || file.starts_with("docs") || file.starts_with("examples")
+    };
     let pages = files::with_extension(root, "md")?.into_iter().filter(is_page);
     pages.map(|page| Ok((page.clone(), files::read(root, &page)?))).collect()
 }

@@ -12,7 +12,7 @@ use crate::programs::{Kind, Program};
 use crate::system::{self, Need};
 use crate::{
     aarch64, bindings, cuda, layout, package, plugin, process, programs, progress, promises, sim, site,
-    supply_chain, test_programs, vm,
+    supply_chain, test_programs, vm, words,
 };
 
 /// The lane of a step.
@@ -106,6 +106,15 @@ pub const STEPS: &[Step] = &[
         needs: &[],
         about: "each promise has tests, and docs/promises.md lists them all",
         run: |bench| passed(promises::run(&bench.paths, true)),
+    },
+    Step {
+        name: "words",
+        budget: 2,
+        when: When::Always,
+        lane: Lane::Beside,
+        needs: &[],
+        about: "no page, comment or message has a phrase that makes a reader stop",
+        run: |bench| passed(words::check(&bench.paths.root)),
     },
     Step {
         name: "kernels",
@@ -304,7 +313,7 @@ pub const STEPS: &[Step] = &[
         when: When::Full,
         lane: Lane::Beside,
         needs: &[Need::Cxx],
-        about: "docs/ as a site with rustdoc beside it, no link of which is dead; compiles mdBook once",
+        about: "docs/ as a site with rustdoc beside it, without a dead link; compiles mdBook once",
         run: |bench| {
             say!("{}", site::build(&bench.paths, bench.guard)?.display());
             Ok(Outcome::Passed)

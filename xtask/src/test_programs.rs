@@ -12,7 +12,7 @@ use crate::output::{self, Output};
 use crate::process;
 use crate::progress::{self, Guard};
 
-/// How many commands run at a time on so many cores.
+/// How many commands run at a time on `cores` cores.
 pub fn at_once(cores: usize) -> usize {
     cores.clamp(1, 2)
 }

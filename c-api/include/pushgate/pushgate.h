@@ -134,7 +134,7 @@
 #define PUSHGATE_E_INTERRUPTED 21
 
 /**
- * An argument of this interface is wrong: NULL, misaligned, no UTF-8, of a wrong size, or a flag that there is none of.
+ * An argument of this interface is wrong: NULL, misaligned, no UTF-8, of a wrong size, or an unknown flag.
  */
 #define PUSHGATE_E_ARGUMENT 64
 
@@ -609,7 +609,7 @@ int pushgate_comm_bootstrap(const struct pushgate_context *context,
  * Makes a communicator of `ranks` ranks inside this process, all on one context: for tests, and for programs whose ranks are
  * threads.
  *
- * @param comms  `ranks` places, of which each gets the communicator of one rank; as they were after an error.
+ * @param comms  `ranks` places. Each gets the communicator of one rank; after an error they are unchanged.
  */
 int pushgate_comm_local(const struct pushgate_context *context,
                         uint32_t ranks,

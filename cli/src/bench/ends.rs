@@ -186,7 +186,7 @@ impl End {
         let payload = self.qp.payload(r.place, r.units()).context("the payload leaves the window")?;
         // Its stamp: the first word and the last.
         for at in [0, self.size as usize / 8 - 1] {
-            // SAFETY: so many units lie in the mirror, which is mapped as long as the queue
+            // SAFETY: `size` bytes of the message lie in the mirror, which is mapped as long as the queue
             // pair lives; it is aligned, and read as an atomic.
             let found = unsafe { (*(payload as *const AtomicU64).add(at)).load(Ordering::Relaxed) };
             ensure!(found == message + 1, "message {message}: word {at} of its payload is {found:#x}");

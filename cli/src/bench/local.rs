@@ -56,7 +56,7 @@ pub fn run(b: &Bench) -> Result<()> {
             pair.expect_ok("hand-over", &result, 1)?;
             Ok((time, context.counters()?.copies - before))
         };
-        // The same bytes, from a ring like the window into one buffer.
+        // Copies those bytes from a ring like the window into one buffer.
         let source = context.shared("bench-source", window as usize)?;
         let copy = |count: u64| -> f64 {
             let start = Instant::now();

@@ -261,7 +261,7 @@ fn join(comms: &[Comm], peers: usize) -> Result<Vec<[QueuePair; 2]>> {
 #[derive(Clone, Copy)]
 enum Until {
     Time(Duration),
-    /// So many messages of each.
+    /// This number of messages of each.
     Each(u64),
 }
 

@@ -86,7 +86,7 @@ pub fn run(b: &Bench) -> Result<()> {
             ensure!(words[1] == total && words[2] == sum, "{} messages, sum {}", words[1], words[2]);
             Ok(total as f64 / time.as_secs_f64() / 1e6)
         };
-        // The same number of threads writes records that one CPU thread checks.
+        // As many threads write records that one CPU thread checks.
         let bare = || -> Result<f64> {
             let words = plain.words(0, BARE as usize * 8);
             words.iter().for_each(|w| w.store(0, Ordering::Relaxed));

@@ -248,7 +248,7 @@ impl Bare {
             let other = s.spawn(move || -> Result<()> {
                 pin(b);
                 for message in 0..count {
-                    // SAFETY: so many bytes of the mirror lie there, and stay; the queue pair is at rest, and this
+                    // SAFETY: `size` bytes of the mirror lie there, and stay; the queue pair is at rest, and this
                     // thread alone uses them.
                     let to =
                         unsafe { std::slice::from_raw_parts_mut(self.place(message).1 as *mut u8, size) };
@@ -258,7 +258,7 @@ impl Bare {
             });
             let start = Instant::now();
             for message in 0..count {
-                // SAFETY: so many bytes of the window lie there, and stay; nobody writes them meanwhile.
+                // SAFETY: `size` bytes of the window lie there, and stay; nobody writes them meanwhile.
                 let from = unsafe { std::slice::from_raw_parts(self.place(message).0 as *const u8, size) };
                 left.write_all(from)?;
             }

@@ -24,7 +24,7 @@ pub struct Netem {
     pub delay: Duration,
 }
 
-/// The network devices of which faults are made, one fault at a time.
+/// The network devices that faults disturb, one fault at a time.
 #[derive(Debug)]
 pub struct Links {
     names: Vec<String>,

@@ -28,14 +28,14 @@ pub const LONGEST: usize = 64 << 10;
 pub const SESSION: Duration = Duration::from_secs(60);
 /// Bytes that cross at once.
 pub const CHUNK: usize = 64 << 10;
-/// The most ports of RDMA devices, and addresses of each, of which an end tells.
+/// The most ports of RDMA devices that an end names, and the most addresses of each.
 const MOST: usize = 32;
 
 /// Sends the nine bytes back.
 pub const PING: u8 = 1;
 /// Bytes follow; the nine bytes come back when these are here.
 pub const TAKE: u8 = 2;
-/// So many bytes come back.
+/// The number of bytes that the request names comes back.
 pub const GIVE: u8 = 3;
 
 /// What an end says of itself.

@@ -114,7 +114,7 @@ impl Evidence {
         self.via.keys().any(|via| *via == format!("NET/{NAME}"))
     }
 
-    /// What was said last that tells of a failure: the last warning, else the last line.
+    /// The last line that reports a failure: the last warning, else the last line.
     pub fn last_words(&self) -> Option<&str> {
         let last = self.warnings.last().map_or(self.last.as_str(), String::as_str);
         (!last.is_empty()).then_some(last)

@@ -223,7 +223,7 @@ impl Run {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let timeout = settings.timeout;
         Ok(Plan {
-            // The task says all; the arguments are for who looks at the processes.
+            // The task says all; the arguments are for people who list the processes.
             program: (
                 std::env::current_exe().context("finding this program")?,
                 std::env::args_os().skip(1).collect(),

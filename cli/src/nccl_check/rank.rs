@@ -52,7 +52,7 @@ pub enum Said {
     Device(String),
     /// What it begins to do.
     Begins(String),
-    /// It may say nothing for so many milliseconds more than else.
+    /// The rank may be silent for this number of milliseconds more than usual.
     Takes(u64),
     Row(Timed),
     /// Why it ends before its time.

@@ -178,7 +178,7 @@ pub fn ecn(r: &Readings) -> Vec<Finding> {
             Err(finding) => return finding,
         };
         let remedy = format!(
-            "echo 1 > /sys/class/net/{name}/ecn/roce_np/enable/{priority}, the same with roce_rp, and ECN marking at the switches"
+            "echo 1 > /sys/class/net/{name}/ecn/roce_np/enable/{priority}, and into roce_rp/enable/{priority}, and ECN marking at the switches"
         );
         match &dev.ecn {
             Read::Is(ecn) => {

@@ -117,7 +117,7 @@ pub fn devices(r: &Readings) -> Vec<Finding> {
                     false => wrong(r, &d.name, reading, remedy),
                 }
             }
-            Read::Absent => Finding::warned(&d.name, "it does not say of which kind it is", load),
+            Read::Absent => Finding::warned(&d.name, "its kind is unknown: it has no node_type", load),
             Read::Unreadable(why) => Finding::warned(&d.name, why, load),
         }
     };

@@ -231,7 +231,7 @@ struct pushgate_header {
 
 /* Link segment, written by one engine, read by the peer's. */
 #define PUSHGATE_LINK_RECEIVED 64 /* messages of the peer that are here */
-#define PUSHGATE_LINK_RELEASED 72 /* ... whose place is no longer needed */
+#define PUSHGATE_LINK_RELEASED 72 /* messages whose place is no longer needed */
 #define PUSHGATE_LINK_GRANTED 80  /* receive credits granted */
 #define PUSHGATE_LINK_STATUS 88	  /* this side's status word */
 #define PUSHGATE_LINK_ADDRESS 96  /* of this segment in its engine's process */

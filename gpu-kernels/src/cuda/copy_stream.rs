@@ -123,7 +123,7 @@ impl CopyStream {
         // SAFETY: the caller's promise: the rows lie in the ranges.
         unsafe { self.rectangle(dst, src, half)? };
         if !len.is_multiple_of(2) {
-            // The last two bytes, of which one is in place already.
+            // The last two bytes; one is in place already.
             // SAFETY: as above.
             unsafe { self.rectangle(dst + len as u64 - 2, src.add(len - 2), 1)? };
         }
@@ -246,7 +246,7 @@ impl CopyStream {
             };
         }
         let _current = context.current()?;
-        // SAFETY: our own stream; so many operations stand in the array; the caller promises the words.
+        // SAFETY: our own stream; the array has `stores.len()` operations; the caller promises the words.
         let code = unsafe { batch(self.0.raw.0, stores.len() as c_uint, ops.as_mut_ptr(), 0) };
         context.check("cuStreamBatchMemOp", code, || format!("storing {stores:x?}"))
     }

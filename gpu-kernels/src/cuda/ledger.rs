@@ -49,7 +49,7 @@ impl Ledger {
 pub(super) struct Active {
     pub(super) id: u64,
     pub(super) end: Raw<CUevent>,
-    /// How much of the device the launch's cooperating blocks fill, in units of which `WHOLE` is
+    /// How much of the device the launch's cooperating blocks fill; `WHOLE` is
     /// all.
     pub(super) share: u64,
     pub(super) blocks: u32,

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use pushgate::settings::{QpKind, Transport};
 use pushgate_driver_shim::abi;
-use pushgate_driver_shim::closing::PeerStream;
+use pushgate_driver_shim::closing::{MOST_CLOSES, PeerStream};
 use pushgate_proxy::addresses::Places;
 use pushgate_proxy::connect::{self, Incarnation};
 use pushgate_proxy::session::Status;
@@ -170,9 +170,9 @@ fn p7_p8_greetings_with_files_that_hang_hold_up_no_listener_and_leave_few_thread
         stranger(&key, &said, hanging.files()[0].as_fd());
     }
     // Each close under way has two threads.
-    wait_until("closes hang", || hanging.waiting() >= 16);
+    wait_until("closes hang", || hanging.waiting() >= MOST_CLOSES);
     std::thread::sleep(Duration::from_millis(100));
-    assert_eq!(hanging.waiting(), 16);
+    assert_eq!(hanging.waiting(), MOST_CLOSES);
     let attempts = Attempts::new();
     let connected = crate::testing::until(|| attempts.dial(&here, &mut bytes, None, &MESSAGES).unwrap());
     wait_until("the connector is accepted", || accepts.is_finished());

@@ -70,7 +70,7 @@ impl Incoming {
             return Err(format!("{length} bytes at {at} leave a window of {} bytes", self.inbound.bytes));
         }
         let begins = self.inbound.address + at;
-        // One copy, of which everything is checked: the peer may write there at any time.
+        // One copy, which is checked as a whole: the peer may write there at any time.
         // SAFETY: the stretch lies within memory that `inbound` keeps mapped, checked above; the record was read with
         // acquire. Volatile, because a peer that breaks the rules writes meanwhile.
         let words: Words = unsafe { (begins as *const Words).read_volatile() };

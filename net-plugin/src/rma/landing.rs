@@ -164,7 +164,7 @@ pub struct Landing {
     pub mark: u64,
     /// What is added to a signal.
     pub adds: Option<Addition>,
-    /// A get that so many bytes arrived for.
+    /// A get, and the number of bytes that arrived for it.
     pub arrived: Option<(Handle, u64)>,
     /// A request that is done.
     pub done: Option<Handle>,

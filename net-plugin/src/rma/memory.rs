@@ -52,7 +52,7 @@ impl Memory {
 pub enum Found {
     /// A memory.
     Here(Arc<Memory>),
-    /// This rank has not registered so many memories yet.
+    /// This rank has not registered a memory of this number yet.
     NotYet,
     /// The memory was deregistered.
     Gone,

@@ -23,7 +23,7 @@ const SLICE: usize = 256 << 10;
 /// The most payload of one message that the GPU copies, where a quarter of the window has room for it. Long copies, because each
 /// has a fence.
 const GPU_SLICE: usize = 8 << 20;
-/// An operation with GPU memory is sent as so many messages, as far as [`SLICE`] and [`GPU_SLICE`] allow: the copies of both ends
+/// An operation with GPU memory is sent as this number of messages, as far as [`SLICE`] and [`GPU_SLICE`] allow: the copies of both ends
 /// then overlap.
 const PARTS: u64 = 8;
 /// Messages that one call sends to a rank before it looks at the others.

@@ -22,7 +22,7 @@ use crate::handle;
 /// Operations that NCCL may have under way to one rank in one context: its 32 for each receive that
 /// [`crate::ffi::types::MAX_RECVS`] tells it of.
 pub const DEPTH: u16 = 32 * crate::ffi::types::MAX_RECVS as u16;
-/// Tests in vain of which one makes progress, where several requests are under way.
+/// One in this number of tests in vain makes progress, where several requests are under way.
 const TESTS: u64 = 8;
 
 /// How another rank is reached.

@@ -167,7 +167,7 @@ fn frames_come_once_and_in_order(tls: bool) {
         bytes
     };
     let mut cut = 0;
-    // More frames than a mailbox holds are not under way, nor so many that a line drops one: a mailbox may be emptied long
+    // More frames than a mailbox holds are not under way, nor enough for a line to drop one: a mailbox may be emptied long
     // before the watch has told that its frames came.
     let (mut told, mut heard) = ([0; 2], [0; 2]);
     let begun = Instant::now();
@@ -237,7 +237,7 @@ fn p6_what_the_other_end_said_of_a_socket_that_was_replaced_since_breaks_none() 
 #[test]
 fn p6_a_greeting_of_an_attempt_that_was_given_up_replaces_no_socket() {
     let [end, _silent] = beside_a_silent_one(false);
-    // By a greeting with so many frames: the other end of the new socket, and whether that took over.
+    // By a greeting that says `received` frames: the other end of the new socket, and whether that took over.
     let greets = |received| {
         let ((stream, far), before) = (connection(), end.line.stream());
         end.finds(|key| Found::Greeted { key, stream, received });

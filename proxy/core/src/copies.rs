@@ -26,7 +26,7 @@ pub struct Copies {
 }
 
 impl Copies {
-    /// For at most so many messages in flight; more of them cost an allocation.
+    /// For at most `messages` in flight; more of them cost an allocation.
     pub fn new(messages: usize) -> Self {
         Copies { tree: Tree::new(messages.max(1)), first: 0, count: 0, latest: 0 }
     }
@@ -62,7 +62,7 @@ impl Copies {
         self.count += 1;
     }
 
-    /// The peer has so many messages, and `done` is the last work request that has completed. What is there lets go, as far
+    /// The peer has `received` messages, and `done` is the last work request that has completed. What is there lets go, as far
     /// as nothing older is not.
     #[inline]
     pub fn received(&mut self, received: u64, done: u64) {

@@ -102,7 +102,7 @@ impl Gate {
         Gate { ungated: true, ..Gate::new(receives, budget) }
     }
 
-    /// A gate that an earlier gate has given way to, of which messages that are done consumed `consumed` receives.
+    /// The gate that replaces an earlier one, after messages that are done consumed `consumed` receives.
     pub fn resumed(receives: u32, budget: Budget, consumed: u64) -> Self {
         Gate { consumed: Cell::new(consumed), ..Gate::new(receives, budget) }
     }

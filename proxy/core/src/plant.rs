@@ -26,7 +26,7 @@ pub enum Plant {
     P6Rewind,
     /// P6: an end takes frames that were sent to an earlier incarnation of it.
     P6Stale,
-    /// P6: of a session with rails, a message is accepted of which a stripe is missing, once the message behind it is whole.
+    /// P6: a session with rails accepts a message that lacks a stripe, once the message behind it is whole.
     P6Hole,
     /// P6: a PUT is written straight into its region while an earlier one to the same bytes is on its way.
     P6Overlap,

@@ -37,7 +37,7 @@ impl Posted {
         Some(Posted::of(number, words))
     }
 
-    /// Decodes words of which all are there.
+    /// Decodes the words of a receive, all of which are there.
     pub fn of(number: u64, words: &[u64; abi::PUSHGATE_RECV_WORDS as usize]) -> Self {
         Posted {
             number,
@@ -198,7 +198,7 @@ impl Receives {
         }
     }
 
-    /// Puts a receive, which is in no list of a tag yet, behind the older ones of its tag, the oldest of which is `head`.
+    /// Puts a receive, which is in no list of a tag yet, behind the older ones of its tag; the oldest is `head`.
     #[cold]
     fn insert_in_tag(&mut self, head: Place, place: Place) {
         let number = self.node(place).receive.number;

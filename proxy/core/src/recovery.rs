@@ -21,7 +21,7 @@ pub enum Control {
         /// The link's epoch.
         epoch: u32,
     },
-    /// Nothing of an epoch before this one can touch the sender's memory any more, and the sender has accepted so many
+    /// Nothing of an epoch before this one can touch the sender's memory any more, and the sender has accepted `accepted`
     /// messages.
     Resume {
         /// The epoch of the next link.

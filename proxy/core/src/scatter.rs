@@ -1,6 +1,6 @@
 //! Spreads what a peer or a program chooses over a table, or over the priorities of a tree.
 //!
-//! The multiplier is another one for each table, and nobody outside of the process knows it: whoever chooses tags or
+//! The multiplier is another one for each table, and nobody outside of the process knows it: a peer that chooses tags or
 //! addresses can't choose them so that they meet in one place of the table.
 
 /// A multiplier of one table.

@@ -101,7 +101,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// A session in `epoch`, of which the peer has nothing.
+    /// A session in `epoch`, without a message that the peer has.
     pub fn new(epoch: u16) -> Self {
         Session { epoch, ..Default::default() }
     }

@@ -60,7 +60,7 @@ fn the_library_names_what_it_reports() {
 
 /// The error, which must exist and must end with what to install.
 fn error_of(library: &str) -> String {
-    // SAFETY: there is no such library, or one of ours, of which no function is called.
+    // SAFETY: there is no such library, or it is ours and none of its functions is called.
     let error = unsafe { load(library) }.err().unwrap().to_string();
     assert!(error.contains("libibverbs1") && error.contains("ibverbs-providers"), "{error}");
     error
@@ -99,7 +99,7 @@ fn a_function_that_is_missing_is_named() {
 #[test]
 fn a_library_without_the_optional_functions_opens() {
     let Some(library) = stub("required.so", "") else { return };
-    // SAFETY: our own library, of which no function is called.
+    // SAFETY: our own library; none of its functions is called.
     let verbs = unsafe { load(&library) }.unwrap();
     assert!(verbs._ibv_query_gid_ex.is_err());
     assert!(verbs.ibv_reg_mr_iova2.is_err());

@@ -19,8 +19,8 @@ Usage: cargo xtask sim [--seeds N] [--seed S] [--ranks A..B] [--tcp] [--minutes 
   --seed S         the first seed [default: 1]
   --ranks A..B     fewest and most ranks, 2 to 16; or one number [default: 2..16]
   --tcp            all queue pairs go over TCP
-  --minutes M      stop after so many minutes (0.5 is 30 s)
-  --cpu-minutes M  stop after so many minutes of CPU time, of all threads together
+  --minutes M      stop after M minutes (0.5 is 30 s)
+  --cpu-minutes M  stop after M minutes of CPU time, of all threads together
   --plant NAME     switch a fault of ours on: p1 p2 p3 p4 p4-forged p5 p5-settled p6 p6-landed p6-stale p6-hole p6-overlap p6-fence p6-cleared p6-late p6-early p6-session p7 p7-ready p7-attempt
                    p8; `all` tries each and tells after how many seeds it is found
   --jobs N         seeds that run at a time [default: one for each core]

@@ -17,7 +17,7 @@ pub struct TcpMet {
     pub mirror: Arc<SharedMemory>,
     /// The peer's rings, checked.
     pub peer_geometry: Geometry,
-    /// The peer's posted receives, as the peer tells of them, if it posts any.
+    /// The peer's posted receives, as the peer announces them, if it posts any.
     pub receives: Option<PostedReceives>,
 }
 

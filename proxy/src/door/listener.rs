@@ -269,7 +269,7 @@ impl Door {
         debug_assert!(set.is_ok());
     }
 
-    /// Whether the descriptor tells of connections that wait to be taken in.
+    /// Whether the descriptor reports connections that wait to be taken in.
     fn listens(&self, listens: bool) {
         let flags = if listens { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
         for (listener, number) in self.listeners.iter().zip(STRANGERS + 1..) {

@@ -117,7 +117,7 @@ impl Stream {
         self.tls().map_or(Ok(true), |mut tls| tls.flush(&self.socket))
     }
 
-    /// Whether bytes wait here of which the socket says nothing.
+    /// Whether bytes wait here that the socket does not report.
     pub fn has_bytes(&self) -> bool {
         self.tls().is_some_and(|mut tls| tls.has_bytes())
     }
@@ -133,7 +133,7 @@ impl Stream {
         self.close_past(1024);
     }
 
-    /// Closes, and passes over so many chunks of 16 KiB that have arrived.
+    /// Closes, and passes over `chunks` chunks of 16 KiB that have arrived.
     pub(super) fn close_past(&self, chunks: u32) {
         if let Some(mut tls) = self.tls() {
             tls.close(&self.socket);

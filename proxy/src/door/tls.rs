@@ -228,7 +228,7 @@ impl Tls {
         }
     }
 
-    /// Whether bytes wait here, of which the socket says nothing.
+    /// Whether bytes wait here that the socket does not report.
     pub(super) fn has_bytes(&mut self) -> bool {
         // Looks at what was read from the socket before; reads nothing.
         self.0.process_new_packets().is_ok_and(|state| state.plaintext_bytes_to_read() > 0)

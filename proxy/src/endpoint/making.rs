@@ -106,7 +106,7 @@ pub enum EndpointError {
         /// Bytes that there should be.
         expected: usize,
     },
-    /// The peer was told the opposite: it would wait for receives of which it is not told, or look for none.
+    /// The peer was told the opposite: it would wait for receives that this end never announces, or look for none.
     #[error(
         "posted_receives is {options} in QpOptions, but queue pair `{qp}` was offered to the peer with {offered}: \
          set both alike"

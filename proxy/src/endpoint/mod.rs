@@ -40,7 +40,7 @@ use crate::watch::Watch;
 /// Records that one pass takes in each direction before the engine looks at other queue pairs.
 const BATCH: u32 = 64;
 
-/// Slots of which the private state is asked for ahead of a turn: some cache lines; the processor notices the rest by itself.
+/// Slots whose private state is prefetched before a turn: some cache lines; the processor notices the rest by itself.
 const KEPT_AHEAD: usize = 8;
 
 /// How long the end of a queue pair waits for copies by a device, nanoseconds. Then the end is shown all the same: a

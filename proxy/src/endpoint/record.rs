@@ -15,9 +15,9 @@ enum Sample {
     /// None until the next look.
     #[default]
     Off,
-    /// The last message of the next pass that releases any. By now so many were released.
+    /// Waits for the next pass that releases messages, and its last message; holds the number released before that pass.
     Armed(u64),
-    /// The one that was the last of so many, released at that time.
+    /// Message number `messages` was that message, released at `at`.
     Released { messages: u64, at: u64 },
 }
 

@@ -40,7 +40,7 @@ const LOOK: u64 = 500_000;
 
 /// Most frames that a [`Mailbox`] holds. An attempt has three frames of the peer.
 const MOST_FRAMES: usize = 16;
-/// Most bytes of them together. The longest frame is an RDMA peer's that tells of its regions, 4,096 at most, in some 90 bytes
+/// Most bytes of them together. The longest frame is an RDMA peer's that lists its regions, 4,096 at most, in some 90 bytes
 /// each; others have a few hundred bytes.
 const MOST_BYTES: usize = 1 << 19;
 /// Most descriptors of them together. An attempt has one.

@@ -96,7 +96,7 @@ pub enum Command {
     AddQp(Box<Endpoint>, Wake, Sender<QpId>),
     /// Drops a queue pair. The reply comes when nothing of the queue pair touches memory any more.
     RemoveQp(QpId, Waiter<Removed>),
-    /// Registers a region of so many bytes. The reply, its key, comes when the peer knows of the region.
+    /// Registers a region of this number of bytes. The reply, its key, comes when the peer knows of the region.
     AddRegion(QpId, RegionMemory, u64, Waiter<Result<u32, EngineError>>),
     /// Removes a region. The reply comes when nothing uses the region, or after 2 s.
     RemoveRegion(QpId, u32, Waiter<bool>),

@@ -181,7 +181,7 @@ pub trait Link: Receives + OwnRegions + PeerMemory + Waking + Send {
     /// Takes the next inbound record into `words`, if there is one.
     fn poll_recv(&mut self, words: &mut RecordWords) -> Arrival;
 
-    /// Adds the words without a change of which the link has nothing to do. False where there is more to ask than words: a
+    /// Adds the words that show whether the link has work: while none changes, it has none. False where there is more to ask than words: a
     /// device's completions, a stream.
     fn watch(&self, _watch: &mut Watch) -> bool {
         false

@@ -2,7 +2,7 @@
 //! nothing is mapped. What UCX and MPI libraries call CMA.
 //!
 //! The kernel lets a process read another where it might trace it: processes of
-//! one user, neither of which has changed its rights. Yama at 1 asks besides that
+//! one user that both kept their rights. Yama at 1 asks besides that
 //! the one that is read has said so.
 
 use std::ffi::{c_int, c_ulong};

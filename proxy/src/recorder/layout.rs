@@ -20,7 +20,7 @@
 //! | 20 | the process that copies for the engine, or 0 (in memory 0 alone) |
 //! | 32 | four cells, each a transport's name and the metrics of all of its queue pairs that have gone (in memory 0 alone) |
 //!
-//! A slot is a cell ([`crate::cell`]) that says of which queue pair the slot is, and a ring of cells, the entries. An entry is a
+//! A slot is a cell ([`crate::cell`]) that names the slot's queue pair, and a ring of cells, the entries. An entry is a
 //! whole [`View`](super::View) with its time and those of the last moves, so the newest entry is what holds now, and the difference of two entries is
 //! what happened between them. Behind the entries is a cell with the queue pair's metrics: the number of the store to the
 //! slot's first cell that says whose they are, then the [`Metrics`].
@@ -67,7 +67,7 @@ const _: () = assert!(CLOSED + TRANSPORTS * (1 + TAGGED) <= HEAD_WORDS);
 
 const MAGIC: u64 = u64::from_le_bytes(*b"PGRECORD");
 
-/// Words of the cell that says of which queue pair a slot is, without its mark.
+/// Words of the cell that names a slot's queue pair, without its mark.
 pub(super) const ABOUT: usize = 9;
 /// Words of an entry without its mark.
 const ENTRY: usize = 3 + view::WORDS;
@@ -113,7 +113,7 @@ fn pack(low: u32, high: u32) -> u64 {
 }
 
 impl Head {
-    /// Bytes of a memory of so many slots.
+    /// Bytes of a memory with `slots` slots.
     pub(super) fn bytes(slots: usize) -> usize {
         PAGE + slots * SLOT
     }
@@ -175,7 +175,7 @@ impl Head {
     }
 }
 
-/// The cell of a slot that says of which queue pair the slot is.
+/// The cell of a slot that names the slot's queue pair.
 pub(super) fn about(slot: &[AtomicU64]) -> &[AtomicU64] {
     &slot[..=ABOUT]
 }

@@ -52,7 +52,7 @@ const FIRST: usize = 16;
 /// The number of the next engine of this process.
 static ENGINES: AtomicU64 = AtomicU64::new(0);
 
-/// Descriptors of the recorder of an engine with so many queue pairs.
+/// Descriptors of the recorder of an engine with `queue_pairs` queue pairs.
 pub(crate) fn descriptors(queue_pairs: usize) -> usize {
     let (mut slots, mut memories) = (FIRST, 1);
     while slots < queue_pairs {
@@ -61,7 +61,7 @@ pub(crate) fn descriptors(queue_pairs: usize) -> usize {
     memories
 }
 
-/// How the name of the memfd begins that says of which job a process is; the job's name follows.
+/// How the name of the memfd begins that says which job a process belongs to; the job's name follows.
 pub const JOB: &str = "pushgate-job:";
 
 /// Says that this process is one of a job, as long as the descriptor lives: an empty memfd, whose name `/proc/PID/fd` shows.

@@ -15,7 +15,7 @@ use super::view::{Moved, View};
 use crate::cell;
 use crate::memory::Words;
 
-/// How often a slot is read again whose queue pair changed meanwhile, and an engine of which a queue pair went meanwhile.
+/// How often a slot is read again whose queue pair changed meanwhile, and an engine that lost a queue pair meanwhile.
 const TRIES: u32 = 3;
 
 /// CLOCK_MONOTONIC, nanoseconds: one clock for all processes of a host (of one time namespace).

@@ -104,7 +104,7 @@ impl About {
 /// When an engine says that a queue pair stalls.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Stall {
-    /// After so many nanoseconds in which nothing has moved while something should; 0: never.
+    /// The nanoseconds without a move, while something should move, after which the engine reports a stall; 0: never.
     pub(crate) after: u64,
     /// A receive that was posted and not filled should be filled.
     pub(crate) receives: bool,
@@ -203,14 +203,14 @@ impl Trace {
         (self.stored, self.unstored) = (self.stored + 1, false);
     }
 
-    /// Between the release of a message and the word of the peer that it has the message lay so many nanoseconds.
+    /// Counts the nanoseconds between the release of a message and the peer's word that it has the message.
     #[cold]
     pub(crate) fn delivered(&mut self, time: u64) {
         self.metrics.delivery.add(time);
         self.unstored = true;
     }
 
-    /// Between the break of a link and the moment at which another one carried the queue pair lay so many nanoseconds.
+    /// Counts the nanoseconds between the break of a link and the moment at which another one carried the queue pair.
     #[cold]
     pub(crate) fn recovered(&mut self, time: u64) {
         self.metrics.recovery.add(time);

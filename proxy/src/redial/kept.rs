@@ -18,7 +18,7 @@ impl Kept {
         self.frames.push_back(frame.to_vec());
     }
 
-    /// The peer has received so many frames in all. An error says why that can't be.
+    /// The peer has received `count` frames in all. An error says why that can't be.
     pub fn received(&mut self, count: u64) -> Result<(), String> {
         let sent = self.before + self.frames.len() as u64;
         if !(self.before..=sent).contains(&count) {
@@ -31,7 +31,7 @@ impl Kept {
         Ok(())
     }
 
-    /// Whether the peer has said before that it has more frames than so many. One who says so many now is an attempt of earlier.
+    /// Whether the peer has said before that it has more than `count` frames. A dial that says `count` is then an earlier attempt.
     pub fn has_gone_beyond(&self, count: u64) -> bool {
         count < self.before
     }

@@ -427,7 +427,7 @@ impl Client<'_> {
     /// Registers a region with a queue pair.
     fn add_region(&mut self, qp: QpId, bytes: u64, fds: Vec<OwnedFd>) -> Reply {
         self.account.may_add_region(qp)?;
-        // The memory that is mapped has so many bytes, or is refused.
+        // The memory that is mapped has `bytes` bytes, or is refused.
         let lease = self.account.lease_region(bytes)?;
         let memory = map_region(fds, bytes, |bytes| self.account.room_for(bytes))?;
         let address = memory.as_ptr().as_ptr() as usize;

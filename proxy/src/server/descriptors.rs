@@ -144,7 +144,7 @@ impl QpDescriptors {
     }
 }
 
-/// Maps the memory of a new region, of which the program says that it has `bytes`. `room` says whether so many bytes
+/// Maps the memory of a new region, which has `bytes` bytes, the program says. `room` says whether that number of bytes
 /// may be mapped.
 pub(super) fn map_region(
     fds: Vec<OwnedFd>,

@@ -173,7 +173,7 @@ fn part(before: Times, now: Times, time: u64) -> f64 {
     if time == 0 { 0.0 } else { (wanted as f64 / time as f64).min(1.0) }
 }
 
-/// By how many steps the threads of each user stand back, if they do, where so many threads of the users want to run: so far that
+/// By how many steps the threads of each user stand back, if they do; `wants` says how many threads of each user want to run. So far that
 /// the threads of each user together weigh what those of the user with the fewest weigh.
 fn stand_back(wants: &BTreeMap<u32, f64>) -> HashMap<u32, i32> {
     let busy = wants.iter().filter(|(_, wants)| **wants >= LITTLE);

@@ -26,7 +26,7 @@ pub fn bind(path: &Path) -> io::Result<(PeerListener, SocketFile)> {
 /// Listens as [`bind`] does, for programs of other users too: every user that may enter the directory can connect, and
 /// [`serve`](super::serve) says who is admitted.
 ///
-/// The directory must be this process's user's or root's, and nobody else may write there, for who does can put a socket in
+/// The directory must be this process's user's or root's, and nobody else may write there: a user that can may put a socket in
 /// the place of this one; some other user must be able to enter. A directory that does not exist is made with mode 0755.
 pub fn bind_for_users(path: &Path) -> io::Result<(PeerListener, SocketFile)> {
     bind_with(path, entered, Some(0o666))

@@ -54,11 +54,11 @@ pub(super) enum Carrier {
     Rails {
         rails: u8,
     },
-    /// Links over so many RDMA devices, which carry stripes of messages.
+    /// Links over several RDMA devices, which carry stripes of messages.
     Devices {
         devices: u8,
     },
-    /// Over so many streams, in parts of so many bytes, with checksums of payload or without.
+    /// The number of streams, the bytes of a part, and whether payload has checksums.
     Tcp {
         streams: u8,
         part: u32,
@@ -143,18 +143,18 @@ impl QpPlan {
 pub(super) enum FaultKind {
     /// The link of an end breaks at its so-many-th call from now.
     Break { calls: u32 },
-    /// An end hears the peer's counts of some time ago, so many times.
+    /// An end hears the peer's counts of some time ago, `times` times.
     OldCounts { times: u32 },
-    /// What arrives at an end is held back for so many looks.
+    /// What arrives at an end is held back for `looks` looks.
     Delay { looks: u32 },
-    /// The link of an end breaks at its so-many-th call from now, and so do so many of the links that take its place. Of
+    /// The link of an end breaks `calls` calls from now, and so do the next `again` links that take its place. Of
     /// the calls that make those links, some fail: from the lowest bit of `fails` on.
     Breaks { calls: u32, again: u32, fails: u32 },
-    /// The channel beside the links loses the frames that are on their way to an end, and so many that follow.
+    /// The channel beside the links loses the frames that are on their way to an end, and the next `frames`.
     Lose { frames: u32 },
     /// The link of one rail breaks, at its so-many-th call from now.
     Rail { rail: u8, calls: u32 },
-    /// A stream of the link over TCP breaks behind so many more bytes from this end; of the attempts to meet again some fail.
+    /// A stream of the link over TCP breaks after `bytes` more bytes from this end; of the attempts to meet again some fail.
     Stream { bytes: u32, refused: u32 },
     /// The queue pair of an end's RDMA device fails. Over `local` and TCP the link breaks, over rails the first rail's.
     Device,
@@ -202,7 +202,7 @@ pub(super) enum SetUpKind {
     Stop { time: u64 },
     /// An end's rank is gone from one moment to the next.
     Die,
-    /// An end hears frames of before again, so many times.
+    /// An end hears earlier frames again, `times` times.
     Echo { times: u32 },
     /// An end forges frames.
     Lie { seed: u64 },
@@ -222,7 +222,7 @@ pub(super) struct SetUpFault {
     /// The end: the queue pair's number, and which of its ends.
     pub(super) qp: u32,
     pub(super) end: usize,
-    /// When: behind so many events of this end's set-up.
+    /// After this number of events of this end's set-up.
     pub(super) after: u32,
     pub(super) kind: SetUpKind,
 }

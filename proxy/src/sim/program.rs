@@ -52,7 +52,7 @@ struct Draft {
     wordwise: bool,
 }
 
-/// A WQE of which some words are not stored yet.
+/// A WQE with words that are not stored yet.
 struct Partial {
     slot: u64,
     words: RecordWords,

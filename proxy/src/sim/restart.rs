@@ -75,7 +75,7 @@ impl Cluster<'_> {
         self.goes_on(qp) || matches!(self.qps[qp].carrier, Carrier::Devices { .. })
     }
 
-    /// A rank's engine is to die: behind so many stores, or soon.
+    /// A rank's engine is to die: after `left` stores, or soon.
     pub(super) fn crash(&mut self, node: usize, left: u64, down: Option<(usize, usize)>, again: u8) {
         let n = &mut self.nodes[node];
         if n.dead || n.crash.is_some() || n.doing == Doing::Dead {

@@ -1,4 +1,4 @@
-//! A link of which all has arrived at the other end when a pass is over: so when one end looks, the other end's pass is there, as
+//! A link that has delivered everything to the other end when a pass is over: so when one end looks, the other end's pass is there, as
 //! it is over `local`.
 
 use std::sync::MutexGuard;

@@ -94,7 +94,7 @@ pub fn endpoints(memory: [&Memory; 2], options: QpOptions) -> [Endpoint; 2] {
     })
 }
 
-/// Both ends of a queue pair, of which all that one end has sent is there when the other end looks.
+/// Both ends of a queue pair. What one end has sent is there when the other end looks.
 pub fn connect(memory: [&Memory; 2], posted_receives: [bool; 2]) -> [Wire; 2] {
     let [a, b] = join(memory, posted_receives)
         .map(|(link, mirror, geometry)| (Arc::new(Mutex::new(link)), mirror, geometry));

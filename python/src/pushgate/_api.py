@@ -212,7 +212,7 @@ class Context(_Handle):
         return {counter.name.decode(): int(counter.value) for counter in counters[: count.value]}
 
     def unique_id(self) -> bytes:
-        """Names a new job, of which this process has rank 0, for :meth:`connect_id`. Who has the id can be a rank."""
+        """Names a new job, in which this process has rank 0, for :meth:`connect_id`. Who has the id can be a rank."""
         made = c.UniqueIdBytes()
         call("unique_id_create", self, ctypes.byref(made))
         return bytes(made.bytes)
@@ -338,7 +338,7 @@ class Comm(_Handle):
         return Transport(_number(ctypes.c_uint32, "comm_transport", self, _unsigned(peer, 32, "peer")))
 
     def all_gather(self, data: Buffer) -> list[bytes]:
-        """Exchanges bytes between all ranks, of which each gives as many; returns those of each rank."""
+        """Exchanges bytes between all ranks. Each rank gives equally many; returns those of each rank."""
         mine, size = _readable(data)
         ranks = self.ranks
         everything = ctypes.create_string_buffer(max(1, size * ranks))

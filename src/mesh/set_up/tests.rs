@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::os::fd::AsFd;
 
+use pushgate_driver_shim::closing::MOST_CLOSES;
 use pushgate_driver_shim::fdpass::{recv_message, send_message};
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_tests::fuse::Hanging;
@@ -129,9 +130,9 @@ fn p7_p8_a_rank_whose_frames_bring_files_that_hang_leaves_few_threads_and_its_fr
     }
     let open = || mesh.shared.inbox.state().waiting[&1].open();
     // Each close under way has two threads.
-    pushgate_tests::wait_until("closes hang", || hanging.waiting() >= 16);
+    pushgate_tests::wait_until("closes hang", || hanging.waiting() >= MOST_CLOSES);
     std::thread::sleep(std::time::Duration::from_millis(100));
-    assert_eq!((hanging.waiting(), open()), (16, 60));
+    assert_eq!((hanging.waiting(), open()), (MOST_CLOSES, 60));
     drop(hanging);
     pushgate_tests::wait_until("all are counted out", || open() == 0);
 }

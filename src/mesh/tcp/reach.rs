@@ -291,7 +291,7 @@ mod tests {
         May { local, folder: None, verbs: verbs.ok_or_else(|| "none here".into()), tcp }
     }
 
-    /// Joins ranks of which these things may be, and has each pair agree.
+    /// Joins ranks that may do these things, and has each pair agree.
     fn agreed(all: Vec<May>) -> Vec<Result<Agreed>> {
         let size = all.len() as u32;
         let (place, first) = rank0("127.0.0.1:0", size);

@@ -64,7 +64,7 @@ def tail(path, lines=8):
 
 
 def free_port(taken=itertools.count(20000 + os.getpid() % 10000)):
-    """A port below those that the kernel gives to whoever connects: a rank listens there only seconds later."""
+    """A port below those that the kernel gives to connecting sockets: a rank listens there only seconds later."""
     for port in taken:
         with socket.socket() as s:
             try:

@@ -12,7 +12,7 @@ use crate::{Pause, hang, patience};
 const BYTES: usize = 1 << 20;
 
 /// The limit for closing a connection: closing promises to succeed within seconds. It waits for
-/// limits of 2 s each, of which few coincide; the rest is room for a slow and busy machine.
+/// limits of 2 s each, and few of them coincide; the rest is room for a slow and busy machine.
 const CLOSED: Duration = Duration::from_secs(60);
 
 type Peers = Vec<Box<dyn Bootstrap>>;

@@ -2,7 +2,7 @@
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Binds this process, of which rank `rank` of two consists, to `count` of the cores that it may use, other ones than the
+/// Binds this process, which is rank `rank` of two, to `count` of the cores that it may use, other ones than the
 /// other rank's where there are enough. 0: the process keeps all of them. To be called while there is one thread.
 pub fn bind(rank: usize, count: usize) {
     if count == 0 {

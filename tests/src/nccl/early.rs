@@ -67,7 +67,7 @@ pub fn ahead(o: &Options) {
     };
     let mut most = 0;
     for round in 0..TIMES {
-        // Until so many in a row find no room; the first ones may wait for what the receiver grants.
+        // Until several in a row find no room; the first ones may wait for what the receiver grants.
         let (mut sent, mut refused, begin) = (0, 0, Instant::now());
         while sent == 0 || refused < 1_000 {
             assert!(begin.elapsed() < hang(), "no message leaves before its receive is posted");
@@ -184,7 +184,7 @@ pub fn late(o: &Options) {
     receive_from_one_that_ends(o, "late-rank", 0);
 }
 
-/// Posts so many receives before the sender sends, and the others after its process has ended.
+/// Posts `before` receives before the sender sends, and the others after its process has ended.
 fn receive_from_one_that_ends(o: &Options, sender: &str, before: usize) {
     let plugin = o.open();
     let (mut child, mut peer) = o.spawn(sender);

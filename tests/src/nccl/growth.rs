@@ -93,7 +93,7 @@ fn grow(o: &Options, first: bool, peer: &mut dyn Bootstrap) -> (Cost, [f64; 3]) 
     (cost, [alone, busy, in_turn])
 }
 
-/// Connects so many times each way, all at once as NCCL does.
+/// Connects `n` times each way, all at once as NCCL does.
 pub(super) fn connect_all(plugin: &Plugin, ctx: Ptr, n: usize, peer: &mut dyn Bootstrap) -> Vec<Ends> {
     let listening: Vec<_> = (0..n).map(|_| plugin.listen(ctx).expect("listen")).collect();
     // Both tell before they hear: as much as a socket takes at a time.
@@ -161,7 +161,7 @@ fn back_and_forth(
     began.elapsed().as_secs_f64() / (2 * rounds) as f64 * 1e6
 }
 
-/// Descriptors, mappings, and KiB of memory, of which memory that several processes have mapped counts in parts.
+/// Descriptors, mappings, and KiB of memory; memory that several processes have mapped counts in parts.
 fn held() -> [usize; 3] {
     let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").expect("smaps_rollup");
     let kib = rollup

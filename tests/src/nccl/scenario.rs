@@ -491,7 +491,7 @@ pub fn rules(o: &Options) {
         assert_eq!(plugin.iflush(ends.recv, into.at(0), 64, into_mr), Ok(None));
         assert_eq!(plugin.iflush_null(ends.recv, 0), Ok(None));
         for n in [-1, 1, 9] {
-            plugin.iflush_null(ends.recv, n).expect_err("so many buffers and no arrays");
+            plugin.iflush_null(ends.recv, n).expect_err("buffers and no arrays");
         }
     }
     // More receives than there is room for: refused with a NULL request, which is not an error.

@@ -210,7 +210,7 @@ impl Plugin {
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
         let library: libloading::Library = library.map_err(|e| format!("{}: {e}", path.display()))?.into();
         let find = |version: u32| {
-            // SAFETY: a data symbol, of which only the address is taken.
+            // SAFETY: a data symbol; only its address is taken.
             let table =
                 unsafe { library.get::<*const c_void>(format!("ncclNetPlugin_v{version}").as_bytes()) };
             // SAFETY: used as the address that it is.

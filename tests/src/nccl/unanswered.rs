@@ -12,7 +12,7 @@ use super::table::{Plugin, Ptr, warnings};
 use crate::{Pause, hang, patience, wait_until};
 
 /// The limit for closing a connection whose link is being replaced, as for any other connection: closing waits for limits of
-/// 2 s each, of which few coincide.
+/// 2 s each, and few of them coincide.
 const CLOSED: Duration = Duration::from_secs(60);
 
 /// Bytes of a message.

@@ -145,7 +145,7 @@ struct Arriving {
 }
 
 impl Arriving {
-    /// Looks at the word, and checks the bytes of all puts before the signals that it tells of. True if something came.
+    /// Looks at the word, and checks the bytes of all puts before the signals that it announces. True if something came.
     fn look(&mut self, me: usize, base: u64, signals: &Memory, target: &Memory) -> bool {
         let told = signals.value(8 * self.word).wrapping_sub(base);
         let before = self.checked;

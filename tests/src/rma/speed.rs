@@ -9,7 +9,7 @@ use super::table::{Bytes, FORCE_SO, INC, NEVER_RESET, Signal, Table};
 use crate::hang;
 use crate::nccl::pair::Buffer;
 
-/// The best of so many runs counts.
+/// How many runs are made; the best one counts.
 const RUNS: usize = 5;
 /// Lengths and how many are in flight.
 const RATES: [(usize, usize); 2] = [(1 << 20, 16), (64 << 20, 2)];

@@ -450,7 +450,7 @@ impl Table {
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
         let library: libloading::Library = library.map_err(|e| format!("{}: {e}", path.display()))?.into();
         let find = |version: Version| {
-            // SAFETY: a data symbol, of which only the address is taken.
+            // SAFETY: a data symbol; only its address is taken.
             let table = unsafe { library.get::<*const c_void>(version.symbol().as_bytes()) };
             // SAFETY: used as the address that it is.
             table.map(|table| unsafe { table.into_raw() }.as_raw_ptr() as *const c_void)

@@ -71,7 +71,7 @@ fn raw(device: &Device, command: Opcode, argument: *mut c_void) -> Result<i32, E
     unsafe { ioctl(device.as_fd(), Raw(command, argument)) }
 }
 
-/// Two pages, of which the second is missing (or read-only, depending on `second`).
+/// Two pages; the second is missing (or read-only, depending on `second`).
 fn edge(second: ProtFlags) -> *mut u8 {
     let (both, private) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
     // SAFETY: new memory, where the kernel chooses; never unmapped.

@@ -25,9 +25,10 @@ const FILES: &[(&str, &str)] = &[
     ("packaging/grafana-dashboard.json", "share/doc/pushgate/examples/grafana-dashboard.json"),
     ("packaging/copyright", "share/doc/pushgate/copyright"),
     ("README.md", "share/doc/pushgate/README.md"),
+    ("examples/README.md", "share/doc/pushgate/examples/README.md"),
 ];
 
-/// Folders of which the files that git knows are packaged unchanged.
+/// Folders whose files that git knows are packaged unchanged.
 const FOLDERS: &[(&str, &str)] = &[
     ("docs", "share/doc/pushgate/docs"),
     ("examples/c", "share/doc/pushgate/examples/c"),

@@ -17,8 +17,8 @@ const FOLDER: &str = "drivers/infiniband/sw/siw";
 const UNPACK: &str = r#"dpkg-deb --fsys-tarfile "$1" | tar -xO "./usr/src/$2.tar.xz" |
     tar -xJ -C tree --strip-components=5 "$2/$3""#;
 
-/// The module's source for a kernel: Debian's package of the kernel's own version, of which only the module's
-/// folder is unpacked; from the cache if it is there.
+/// The module's source for a kernel: Debian's package of the kernel's own version. Only the module's
+/// folder is unpacked; it comes from the cache if it is there.
 ///
 /// Fails if the source is not in the cache and apt cannot fetch it.
 pub fn source(paths: &Paths, kernel: &Kernel, guard: Guard) -> Result<PathBuf> {

@@ -189,7 +189,7 @@ fn start_proxy(o: &mut Options) -> Result<Children> {
     o.settings.proxy_socket = format!("@pushgate-allreduce-{}", std::process::id()).into();
     let socket = &o.settings.proxy_socket;
     let mut service = Children::default();
-    // Its warnings are for who runs a proxy for many programs.
+    // Its warnings are for operators who run a proxy for many programs.
     let log = std::env::var_os("PUSHGATE_LOG").unwrap_or("error".into());
     let variables = [("PUSHGATE_PROXY_SOCKET", socket.as_os_str()), ("PUSHGATE_LOG", &log)];
     let child = service.start(PROXY, &variables, Stdio::null())?;

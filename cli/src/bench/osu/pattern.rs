@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Behind each message, of which no byte may change.
+/// Bytes behind each message, none of which may change.
 pub const GUARD: u64 = 64;
 const GUARD_BYTE: u8 = 0x5a;
 

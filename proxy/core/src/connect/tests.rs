@@ -421,7 +421,7 @@ fn p8_a_frame_that_no_end_would_send_is_refused() {
 #[test]
 fn p8_a_peer_that_raises_the_epoch_with_each_frame_makes_no_epoch_overflow() {
     let mut a: Connect<u64> = Connect::new(inc(1), offer(1), u64::MAX, GIVES_UP, 0);
-    // So many frames later.
+    // One frame away from the last epoch.
     a.recovery.take(Control::Break { epoch: LAST_EPOCH - 1 }, 0, 0, &mut a.orders);
     a.perform();
     a.take(frame(Said::Break, LAST_EPOCH, 5, None, &[]), 0).unwrap();

@@ -51,10 +51,7 @@ impl Inbound {
     ) -> Result<Self, Broken> {
         let ring = 1u64 << rules.rx_log;
         if kept.shown > consumed && kept.shown - consumed > ring {
-            return Err(Broken(format!(
-                "{} receive records, of which {consumed} were given back",
-                kept.shown
-            )));
+            return Err(Broken(format!("{} receive records, {consumed} of them given back", kept.shown)));
         }
         let read = |at: u64| {
             let shown = record(at).as_ref().and_then(Shown::of);

@@ -88,7 +88,7 @@ pub struct Sending {
 }
 
 impl Sending {
-    /// A sender with so many rails, none of which is up.
+    /// A sender whose rails are all down.
     ///
     /// # Panics
     ///
@@ -151,7 +151,7 @@ impl Sending {
         loads
     }
 
-    /// Takes the next message, of which stripes carry `length` bytes, and cuts it. Returns its sequence number.
+    /// Takes the next message, whose stripes carry `length` bytes, and cuts it. Returns its sequence number.
     ///
     /// # Panics
     ///
@@ -225,7 +225,7 @@ impl Sending {
         self.rails[rail].gate.complete(n);
     }
 
-    /// The peer has taken in so many stripes over a rail, over all of the rail's epochs. An old count changes nothing.
+    /// The peer has taken in `taken` stripes over a rail, over all of the rail's epochs. An old count changes nothing.
     pub fn taken(&mut self, rail: usize, taken: u64) -> Result<(), Violation> {
         let rail = &mut self.rails[rail];
         let new = taken.saturating_sub(rail.taken);

@@ -180,7 +180,7 @@ fn p6_what_is_said_of_another_epoch_moves_no_end_on() {
     assert_eq!(said(&mut m, Control::Ready { epoch: 1 }), [Order::Go { epoch: 1, accepted: 3 }]);
     assert_eq!(said(&mut m, Control::Ready { epoch: 1 }), []);
     assert_eq!(said(&mut m, Control::Break { epoch: 0 }), []);
-    // The peer has left epochs of which nothing was heard here.
+    // The peer has left epochs that this end never heard about.
     let left = said(&mut m, Control::Resume { epoch: 7, accepted: 3 });
     assert_eq!(left, [Order::Send(Control::Break { epoch: 6 }), Order::Fence]);
     assert_eq!((m.phase(), m.epoch()), (Phase::Fencing, 7));

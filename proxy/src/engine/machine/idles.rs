@@ -8,9 +8,9 @@ use crate::watch::Watch;
 const QUIET: u8 = 8;
 /// In place of such a number: the queue pair is watched.
 const WATCHED: u8 = u8::MAX;
-/// While other queue pairs are busy, a pass looks at one part of so many of the queue pairs that are watched,
+/// While other queue pairs are busy, a pass looks at one of this number of parts of the queue pairs that are watched,
 const PARTS: usize = 8;
-/// and at no more than so many for each turn of the last pass that found work. A look misses the caches and takes some
+/// and at no more than this number for each turn of the last pass that found work. A look misses the caches and takes some
 /// 0.1 us, a turn with a full batch takes some microseconds: so looks take no more time than work, and all are looked at
 /// soon whether passes are long or short.
 const LOOKS: usize = 32;
@@ -20,7 +20,7 @@ const FEW: usize = 64;
 /// What is known of the idleness of queue pairs, which are named by their places.
 #[derive(Default)]
 pub(super) struct Idles {
-    /// Turns without work, or [`WATCHED`]. A byte for each queue pair, so that one cache line tells of 64.
+    /// Turns without work, or [`WATCHED`]. A byte for each queue pair, so that one cache line covers 64.
     turns: Vec<u8>,
     watches: Vec<Watch>,
     /// The place at which the part begins that the pass looks at.

@@ -17,7 +17,7 @@ use crate::link::{Renew, RenewError};
 use crate::memory::Mapped;
 use crate::segments::{LinkAtPeer, LinkOfEngine};
 
-/// Makes the memory of a link segment of so many bytes.
+/// Makes the memory of a link segment, whose size in bytes it is given.
 pub type MakeSegment = Box<dyn FnMut(usize) -> Result<Arc<SharedMemory>, ShimError> + Send>;
 
 /// What an end tells the peer of its next link. The segment's descriptor goes beside it.

@@ -63,7 +63,7 @@ impl OwnRegion {
     }
 }
 
-/// A message of which something has come.
+/// A message that has come in part.
 #[derive(Clone, Copy, Default)]
 struct Arriving {
     words: RecordWords,
@@ -86,7 +86,7 @@ pub struct Inbox {
     /// The next message that is taken, and by its number modulo the ring's length those behind it.
     next: u64,
     ring: Box<[Arriving]>,
-    /// Messages of which something has come and which were not taken.
+    /// Messages that have come, whole or in part, and were not taken.
     open: usize,
     pub mirror: Mirror,
     /// Regions of this end that the peer was told of, by key.
@@ -149,14 +149,14 @@ impl Inbox {
         }
     }
 
-    /// Memory for the ring of a peer's posted receives. So many SENDs of this end may go ahead of them.
+    /// Memory for the ring of a peer's posted receives. At most `ahead` SENDs of this end may go ahead of them.
     pub fn receives_of(peer: &Geometry, ahead: u32) -> Words {
         let words = RECEIVE_WORDS << entries_log(peer.rx_log, ahead);
         Words::writable(Mapped::heap(words * 8), 0, words)
     }
 
     /// Another link takes the place of the present one. What has landed of messages that were not taken comes again, and
-    /// the peer tells of its regions anew.
+    /// the peer announces its regions anew.
     pub fn begin(&mut self) {
         if !planted!(P6Landed) {
             self.ring.fill(Arriving::default());

@@ -37,11 +37,11 @@ pub enum Broken {
 
 /// What takes the frames of all streams of a link.
 pub trait Takes {
-    /// Takes a frame. Of one with payload: the address at which the payload belongs, where so many bytes are mapped for
+    /// Takes a frame. Of one with payload: the address at which the payload belongs, where the payload's bytes are mapped for
     /// writing until [`Takes::landed`] is called or the link ends. An error is a sentence.
     fn frame(&mut self, head: &Head, words: &RecordWords) -> Result<usize, &'static str>;
 
-    /// The payload of a frame, so many bytes of that message, is in its place.
+    /// The payload of a frame, `bytes` bytes of that message, is in its place.
     fn landed(&mut self, message: u64, bytes: u32);
 }
 
@@ -92,7 +92,7 @@ impl Incoming {
         }
     }
 
-    /// So many bytes have come where [`Incoming::pieces`] says.
+    /// `bytes` bytes have come where [`Incoming::pieces`] says.
     ///
     /// # Safety
     ///
@@ -169,7 +169,7 @@ impl Incoming {
         let Some(landing) = self.landing.take_if(|landing| landing.rest.bytes == 0) else { return Ok(()) };
         let Head { payload, message, sum, .. } = landing.head;
         if let Some(expected) = sum {
-            // SAFETY: so many bytes from there on were written by this stream, and are mapped, as our caller promises.
+            // SAFETY: `payload` bytes from there on were written by this stream, and are mapped, as our caller promises.
             let found = unsafe { sum_of(landing.first, payload as usize) };
             if found != expected {
                 let error = FrameError::Sum("payload");

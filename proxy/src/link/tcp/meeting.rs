@@ -31,7 +31,7 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// Bytes of so many hexadecimal digits.
+/// The bytes that hexadecimal digits spell, two digits a byte.
 fn bytes_of<const N: usize>(digits: &str) -> Option<[u8; N]> {
     let mut bytes = [0; N];
     let whole = digits.len() == 2 * N && digits.bytes().all(|b| b.is_ascii_hexdigit());
@@ -72,7 +72,7 @@ pub trait Meeting: Send {
     /// Says where this end is met over the next link. What was begun before is given up.
     fn offer(&mut self) -> Result<Place, String>;
 
-    /// Begins to meet the peer, which is met at `peer`, over so many streams.
+    /// Begins to meet the peer, which is met at `peer`, over `streams` streams.
     fn begin(&mut self, peer: &Place, streams: usize) -> Result<(), String>;
 
     /// The streams, once they are there. `None`: not yet. An error is a sentence; then this meeting has failed.

@@ -66,7 +66,7 @@ impl Stream {
         Stream { frames: VecDeque::with_capacity(HELD), gone: 0, taken: 0, waiting: 0, total: 0, number: 0 }
     }
 
-    /// Whether there is room for another frame, but for so many that are set aside.
+    /// Whether there is room for another frame when `aside` places stay free.
     fn has_room(&self, aside: usize) -> bool {
         self.frames.len() - self.gone + aside < FRAMES && self.frames.len() + aside < HELD
     }
@@ -100,7 +100,7 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
-    /// For so many streams, and at most so many messages in flight (a power of two), beginning with message `first`. Messages
+    /// For `streams` streams, and at most `messages` messages in flight (a power of two), beginning with message `first`. Messages
     /// are cut into parts of `part` bytes.
     pub fn new(streams: usize, messages: usize, first: u64, sums: bool, part: usize) -> Self {
         Outgoing {
@@ -199,7 +199,7 @@ impl Outgoing {
         n
     }
 
-    /// The wire has taken so many bytes of a stream.
+    /// The wire has taken `bytes` bytes of a stream.
     #[inline]
     pub fn taken(&mut self, stream: usize, bytes: usize) {
         let stream = &mut self.streams[stream];
@@ -264,7 +264,7 @@ impl Outgoing {
         self.messages.is_empty() && self.streams.iter().all(|s| s.waiting == 0)
     }
 
-    /// Drops the messages of which no frame was made yet: nobody waits for them any more.
+    /// Drops the messages that have no frame yet: nobody waits for them any more.
     pub fn forget(&mut self) {
         if self.cut == 0 {
             self.messages.clear();

@@ -103,7 +103,7 @@ impl TcpOpening {
         TcpOpening { recovers: true, ..self }
     }
 
-    /// Messages are cut into parts of so many bytes, at least 8. Shorter ones show more of how parts travel.
+    /// Messages are cut into parts of `bytes` bytes, at least 8. Shorter ones show more of how parts travel.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn in_parts(self, bytes: usize) -> Self {
         TcpOpening { part: bytes.clamp(8, MOST_PAYLOAD), ..self }

@@ -154,7 +154,7 @@ impl Net {
         lock(&self.0).refused = attempts;
     }
 
-    /// The latest link breaks when so many more bytes have come from `end` over one of its streams.
+    /// The latest link breaks when `bytes` more bytes have come from `end` over one of its streams.
     pub(crate) fn break_behind(&self, end: usize, bytes: u64) {
         let latest = lock(&self.0).latest.upgrade();
         if let Some(streams) = latest {
@@ -348,7 +348,7 @@ struct Way {
     held: VecDeque<Held>,
     /// Where the receiver's wire puts what comes, and how much it has put there.
     receiving: Option<(Vec<Piece>, usize)>,
-    /// Nothing arrives behind so many bytes: the stream breaks there.
+    /// The stream breaks after this number of bytes.
     cut: Option<u64>,
     /// The sender has closed the stream in order.
     closed: bool,
@@ -369,7 +369,7 @@ impl Way {
         bytes.min(self.cut.map_or(usize::MAX, |cut| (cut - self.arrived) as usize))
     }
 
-    /// Moves at most so many bytes to these pieces. Returns how many.
+    /// Moves at most `most` bytes to these pieces. Returns how many.
     ///
     /// # Safety
     ///
@@ -446,7 +446,7 @@ impl Streams {
         if self.habits.usual > 0 { now + self.random.time(self.habits.usual) } else { now }
     }
 
-    /// How much a call moves of so many bytes.
+    /// The part of `bytes` bytes that one call moves.
     fn some(&mut self, bytes: usize) -> usize {
         let most = (bytes as u64).min(self.habits.most);
         if self.habits.most == u64::MAX || most == 0 {

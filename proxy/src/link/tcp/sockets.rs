@@ -14,7 +14,8 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg
 use super::wire::{Piece, Wire};
 use crate::door::Stream;
 
-/// So many bytes are put together before they are sent: that costs less than to have the kernel read a list of pieces.
+/// Pieces of at most this number of bytes are put together before they are sent: that costs less than to have the kernel
+/// read a list of pieces.
 const SHORT: usize = 512;
 /// The most streams of one engine that are watched. Others are asked one by one.
 const MOST: usize = 1 << 14;
@@ -130,7 +131,7 @@ pub struct Sockets {
     places: Vec<Option<u32>>,
     /// How often the readiness had been asked when this link looked last.
     asked: u64,
-    /// Streams of which the end was received, a bit for each. Nothing that is told of them keeps the engine awake.
+    /// Streams whose end was received, a bit for each. Nothing that is told of them keeps the engine awake.
     ended: u64,
 }
 
@@ -240,7 +241,7 @@ impl Wire for Sockets {
             sendmsg(socket, slices, &mut SendAncillaryBuffer::default(), flags)
         };
         let sent = moved(result)?;
-        // An encrypted stream takes what fits into a buffer of its own, of which the kernel says nothing, and nothing while the
+        // An encrypted stream takes what fits into a buffer of its own, which the kernel does not report, and nothing while the
         // socket has no room for that.
         if let Some(place) =
             place.filter(|_| sent == bytes || sent > 0 && self.streams[stream].is_encrypted())

@@ -100,7 +100,7 @@ impl Rig {
         ends.iter_mut().for_each(|end| end.now = now);
     }
 
-    /// Both ends act for so many microseconds.
+    /// Both ends act for `us` microseconds.
     fn run(&self, ends: &mut [End; 2], us: u64) {
         for _ in 0..us {
             self.pass(ends, 1_000);
@@ -357,7 +357,7 @@ fn news_of_a_posted_receive_waits_a_few_passes_unless_the_peer_knows_of_no_recei
     assert!(alone < beside && beside <= alone + PASSES + 1, "{alone} passes alone, {beside} beside another");
 }
 
-/// Ends of which the first may send so many short messages before the second has posted receives for them.
+/// Two ends. The first may send `most` short messages before the second has posted receives for them.
 fn ahead(rig: &Rig, most: u32) -> [End; 2] {
     let mut pair = rig.pair(Way { posted_receives: true, ahead: most, ..WAY });
     // Until the first one has heard what the second grants.
@@ -695,7 +695,7 @@ fn p7_a_peer_that_acknowledges_what_it_did_not_get_fills_no_memory() {
     while !bare.stopped() {}
 }
 
-/// Both ends, of which one may be the test.
+/// Both ends; one may be the test itself.
 fn unacquainted(
     links: [Box<dyn Link>; 2],
     windows: [Arc<SharedMemory>; 2],
@@ -743,7 +743,7 @@ fn feed(bytes: &[u8], step: usize) -> (Down, Result<(), String>) {
         let mut moved = 0;
         for piece in &pieces[..n] {
             let now = piece.bytes.min(step - moved).min(bytes.len() - at);
-            // SAFETY: the piece is memory of `incoming`, or of `down`, which has so many bytes there.
+            // SAFETY: the piece is memory of `incoming`, or of `down`, which has `now` bytes there.
             unsafe { std::ptr::copy_nonoverlapping(bytes[at..].as_ptr(), piece.address as *mut u8, now) };
             (at, moved) = (at + now, moved + now);
         }

@@ -6,7 +6,7 @@ use pushgate_rdma_core_sys as sys;
 use super::objects::Rc;
 use super::path::UnderWay;
 
-/// After so many bytes a completion is asked for, so that one tells soon whether the peer's device answers.
+/// After this number of bytes a completion is asked for, so that one tells soon whether the peer's device answers.
 const BYTES: u64 = 1 << 20;
 
 /// Work requests chained into one post, at most.
@@ -56,7 +56,7 @@ pub(super) struct Chain {
     pub(super) done: u64,
     /// The last that asks for a completion.
     pub(super) signaled: u64,
-    /// A completion is asked for at least once in so many.
+    /// A completion is asked for at least once in this number of work requests.
     interval: u64,
     /// Bytes written since then, and the most that were written from one that asks for a completion to the next, since the
     /// last time that nothing was under way.
@@ -103,7 +103,7 @@ impl Chain {
         bytes <= self.inline as usize
     }
 
-    /// True if so many more fit before it must be posted.
+    /// True if `n` more fit before the chain must be posted.
     pub(super) fn has_room(&self, n: usize) -> bool {
         self.requests.len() + n <= CHAIN
     }

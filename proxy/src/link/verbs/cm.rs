@@ -117,7 +117,7 @@ fn library() -> Result<&'static sys::Cm, VerbsError> {
     sys::open_cm().map_err(|e| VerbsError::Library(e.to_string()))
 }
 
-/// An identifier of rdma_cm with the channel that tells of it.
+/// An identifier of rdma_cm with the channel that reports its events.
 struct Id {
     cm: &'static sys::Cm,
     channel: NonNull<sys::rdma_event_channel>,
@@ -145,7 +145,7 @@ impl Event {
     ///
     /// # Safety
     ///
-    /// A request or rejection that names private data has so many bytes of them.
+    /// The private data of a request or rejection have the length that the event names.
     unsafe fn of(e: &sys::rdma_cm_event) -> Event {
         let with_data = [event::RDMA_CM_EVENT_CONNECT_REQUEST, event::RDMA_CM_EVENT_REJECTED];
         // SAFETY: both members of the union are numbers and an address; other events have none there, or the same member.
@@ -584,7 +584,7 @@ fn passive(
                 }
             }
             (event::RDMA_CM_EVENT_ESTABLISHED, _) if of_accepted => {
-                // The connection takes the place of the listener, whose channel tells of it too. Requests that wait are rejected by
+                // The connection takes the place of the listener, whose channel reports its events too. Requests that wait are rejected by
                 // the kernel.
                 let connection = accepted.take().expect("the event is of it").into_id();
                 let listener = std::mem::replace(&mut id.id, connection);
@@ -780,7 +780,7 @@ mod tests {
                 initiator_depth: asks,
                 ..Default::default()
             };
-            // SAFETY: the data are so many bytes.
+            // SAFETY: the private data have the length that the event names.
             let e = unsafe { Event::of(&e) };
             let has_data = [request, rejected].contains(&e.kind);
             assert_eq!(e.data, if has_data { &data[..] } else { &[] });

@@ -111,8 +111,8 @@ pub(super) struct DeviceLimits {
     pub(super) reads: u8,
 }
 
-/// RDMA READs that a link has under way at most, where it uses them: one for each post that waits for an answer, of which there are
-/// seldom more.
+/// RDMA READs that a link has under way at most, where it uses them: one for each post that waits for an answer. There are
+/// seldom more such posts.
 const READS: i32 = 16;
 
 /// A flag of `ibv_port_attr` (`IBV_QPF_GRH_REQUIRED` of verbs.h).

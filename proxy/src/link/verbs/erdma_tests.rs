@@ -100,7 +100,7 @@ unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut 
     while !at.is_null() {
         // SAFETY: the caller passes a list of requests.
         let r = unsafe { *at };
-        // SAFETY: the request names so many elements.
+        // SAFETY: the request names `num_sge` elements.
         let bytes: u32 = (0..r.num_sge as usize).map(|i| unsafe { (*r.sg_list.add(i)).length }).sum();
         let inline = r.send_flags & ibv_send_flags::IBV_SEND_INLINE.0 != 0;
         let takes = match r.opcode {

@@ -186,7 +186,7 @@ impl Inbox {
     /// The peer's status word; 0 while it has none.
     pub(super) fn status(&self) -> u64 {
         let word = ring::observe(&self.words[STATUS]);
-        // Its complement follows it: a word of which a part has come is none yet.
+        // The complement follows the word: a word that has come in part is none yet.
         if ring::observe(&self.words[NOT_STATUS]) == !word { word } else { 0 }
     }
 
@@ -266,7 +266,7 @@ impl Inbox {
         if !slot::unpack(self.slot(self.next), payload, self.next, self.log) {
             return false;
         }
-        // SAFETY: `payload` says that so many units lie in the mirror, which is mapped
+        // SAFETY: `payload` says that the units lie in the mirror, which is mapped
         // writable; the peer's writes there could only spoil its own message (P1).
         unsafe { std::ptr::copy_nonoverlapping(payload.as_ptr(), to as *mut u8, payload.len()) };
         slot::clear(self.slot(self.next), length as usize);
@@ -403,7 +403,7 @@ mod tests {
         }
         let region = PeerRegion { address: 0x5000, bytes: 4096, key: 99, of_device: true };
         assert_eq!(i.region(key as u32), Some(region));
-        // The same index, of another time.
+        // A key with that index, of another region.
         assert_eq!((i.region(8 << 12 | 3), i.region(0)), (None, None));
         store(&i, first + 3, (key + 1) << 32 | 99);
         assert_eq!(i.region(key as u32), None);

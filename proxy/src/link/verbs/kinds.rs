@@ -103,7 +103,7 @@ const ADAPTER: Kind = Kind {
     read_into_remote: false,
     atomics: true,
     dma_buf: true,
-    // A device may turn on out-of-order placement by itself where the fabric routes adaptively, and libibverbs tells of the
+    // A device may turn on out-of-order placement by itself where the fabric routes adaptively, and libibverbs tells the
     // order within one WRITE alone (ibv_query_qp_data_in_order(3)).
     in_order: false,
 };

@@ -147,7 +147,7 @@ impl Line {
     }
 
     /// Looks whether a beat is due: `written` work requests were written so far, and an end that has written nothing for the
-    /// time `every`, nanoseconds, writes its line. Whether the WRITE completes tells of the path, and of a peer whose queue pair
+    /// time `every`, nanoseconds, writes its line. Whether the WRITE completes shows the state of the path, and of a peer whose queue pair
     /// is gone. The peer's device answers, not its program.
     pub(super) fn beat(&mut self, written: u64, every: u64, now: u64) {
         if written != self.beaten.0 {

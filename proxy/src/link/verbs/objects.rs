@@ -53,7 +53,7 @@ impl Drop for Pd {
     }
 }
 
-/// Makes memory that a device will register, of a name and so many bytes.
+/// Makes memory that a device will register, given its name and its size in bytes.
 pub type Allocate<'a> = dyn FnMut(&str, usize) -> Result<SharedMemory, ShimError> + 'a;
 
 /// A registered stretch of memory.
@@ -270,7 +270,7 @@ impl Cq {
 
     fn acknowledge(&mut self) {
         if self.unacknowledged > 0 {
-            // SAFETY: the CQ is alive and gave so many events.
+            // SAFETY: the CQ is alive and gave `unacknowledged` events.
             unsafe { self.device.verbs.ibv_ack_cq_events(self.raw.as_ptr(), self.unacknowledged) };
             self.unacknowledged = 0;
         }

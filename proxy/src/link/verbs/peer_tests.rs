@@ -19,7 +19,7 @@ use super::slot::{COUNTS, SLOT_WORDS};
 use crate::link::Link;
 
 /// Steps of an input, by their first byte: the peer writes a word of the inbox, or the slot of the next message; the device
-/// publishes a work request, of which some bits are changed; time goes on; the device takes a message.
+/// publishes a work request with some bits changed; time goes on; the device takes a message.
 const WORD: u8 = 0;
 const SLOT: u8 = 1;
 const REQUEST: u8 = 2;

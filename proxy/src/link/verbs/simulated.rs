@@ -42,7 +42,7 @@ struct Write {
     lkey: u32,
     to: u64,
     rkey: u32,
-    /// It is a READ of so many bytes, from `to` to `from`.
+    /// The length of a READ in bytes, from `to` to `from`; `None` for a WRITE.
     read: Option<u64>,
     /// Its completion has come, and it is still to be placed.
     completed: bool,
@@ -600,7 +600,7 @@ impl Sim {
     pub(crate) fn break_one(&self) {
         self.nic(|nic| {
             let number = *nic.qps.keys().next().expect("there is one");
-            // Over iWARP rdma_cm tells of the end of a queue pair that has nothing under way, and there is none here.
+            // Over iWARP rdma_cm reports the end of a queue pair that has nothing under way, and there is none here.
             if nic.early && nic.qps[&number].sends.iter().all(|w| w.completed) {
                 return;
             }

@@ -120,7 +120,7 @@ pub(in crate::link) fn ends(
     ends
 }
 
-/// Both ends of a queue pair over these links, of which one may be another's.
+/// Both ends of a queue pair over these links; one link may be another's.
 pub(in crate::link) fn ends_alone(
     links: Vec<Box<dyn Link>>,
     windows: [Arc<SharedMemory>; 2],

@@ -68,7 +68,7 @@ fn sentence(processes: &[Process]) -> String {
     pairs[0].sentence.clone()
 }
 
-/// A sender with `posted` WQEs of which `received` have arrived, and which waits for a receive credit.
+/// A sender that has posted `posted` WQEs, `received` of them arrived, and waits for a receive credit.
 fn out_of_credit(posted: u64, received: u64) -> View {
     let counts = Counts {
         posted,

@@ -110,7 +110,7 @@ pub(super) struct Falls {
 }
 
 impl Wires {
-    /// So many rails, none of them like another.
+    /// `rails` rails, none of them like another.
     pub(super) fn new(rails: u8, mut random: Random) -> Self {
         let wire = |random: &mut Random| {
             let slots = random.within(1, 8) as u32;

@@ -132,13 +132,13 @@ impl Channel {
         self.arrives = self.arrives.max(last.map_or(0, |piece| piece.arrives));
     }
 
-    /// The channel is lost, with what is on its way, and so many frames that follow.
+    /// The channel is lost, with what is on its way, and the next `frames` frames.
     pub(super) fn lose(&mut self, frames: u32) {
         self.frames.retain(|sent| is_end(&sent.frame));
         self.loses += frames;
     }
 
-    /// From now on frames are heard again, so many times.
+    /// From now on frames are heard again, `times` times.
     pub(super) fn echo(&mut self, times: u32) {
         self.echoes += times;
     }

@@ -133,7 +133,7 @@ impl SetUp {
         SetUp { ends, faults: faults.len(), random }
     }
 
-    /// The channel to an end loses what is on its way, and so many frames that follow.
+    /// The channel to an end loses what is on its way, and the next `frames` frames.
     pub(in crate::sim) fn lose(&mut self, end: usize, frames: u32) {
         self.ends[end].channel.lose(frames);
     }

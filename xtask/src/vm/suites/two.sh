@@ -1,4 +1,4 @@
-# One job of two hosts, each of which starts its rank and makes faults to its own rank, sockets and port alone.
+# One job of two hosts: each starts its rank, and makes faults to its own rank, sockets and port alone.
 export PUSHGATE_SECRET='the secret of two guests'
 # As in the suite verbs-recovery: an emulated machine takes seconds to register memory.
 export PUSHGATE_TIMEOUT=$(stretched 120000) PUSHGATE_RECOVER=$(stretched 60000) PUSHGATE_PATH_TIMEOUT=$(stretched 1000)

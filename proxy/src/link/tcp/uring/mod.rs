@@ -19,12 +19,12 @@ use self::ring::{OpId, Outcome, Queues};
 pub use self::ring::{Ring, RingError};
 use super::wire::{MOST_PIECES, Piece, Wire};
 
-/// From so many bytes on a send asks the kernel to send without a copy. Below that a copy is cheaper than to pin pages and
+/// From this number of bytes on a send asks the kernel to send without a copy. Below that a copy is cheaper than to pin pages and
 /// to wait for the notice.
 const ZERO_COPY: usize = 64 << 10;
 /// Sends without a copy that a stream may have under way.
 const NOTICES: usize = 16;
-/// A stream whose first sends without a copy the kernel has copied after all, so many of them, asks for it no more.
+/// A stream asks for sends without a copy no more if the kernel has copied this number of its first ones after all.
 const COPIED: u32 = 4;
 /// `MSG_NOSIGNAL`.
 const NO_SIGNAL: u32 = rustix::net::SendFlags::NOSIGNAL.bits();

@@ -178,7 +178,7 @@ impl Ring {
         unsafe { BorrowedFd::borrow_raw(self.fd) }
     }
 
-    /// Whether the ring has room for so many sockets more.
+    /// Whether the ring has room for `sockets` more sockets.
     pub fn has_room(&self, sockets: usize) -> bool {
         self.lock().free_files.len() >= sockets
     }

@@ -240,7 +240,7 @@ fn a_full_stream_takes_no_more_until_the_peer_reads() {
         let (memory, into) = (Memory::new(1 << 20), Memory::new(64));
         (0..1 << 20).for_each(|i| memory.set(i, byte(0, i as u64)));
         let (mut taken, mut quiet) = (0u64, 0);
-        // Loopback is quick: what is not taken within so many passes waits for the peer.
+        // Loopback is quick: what is not taken within 1,000 passes waits for the peer.
         until(|| {
             // What the sockets hold is bounded, and less than 64 times this memory.
             assert!(taken < 64 << 20, "the stream is never full");
@@ -332,7 +332,7 @@ fn an_encrypted_stream_that_is_full_takes_no_more_until_the_peer_reads() {
     until(|| wire.stopped());
 }
 
-/// Whether what wakes for a wire is readable within so many milliseconds.
+/// Whether what wakes for a wire is readable within `ms` milliseconds.
 fn ready(wire: &dyn Wire, ms: i64) -> bool {
     let mut fds: Vec<BorrowedFd<'_>> = Vec::new();
     wire.wakes(&mut fds);

@@ -175,7 +175,7 @@ pub struct VerbsLink {
     fresh: bool,
 }
 
-/// At least one in so many work requests asks for a completion: a quarter of the queue, so that enough is free while the
+/// At least one in this number of work requests asks for a completion: a quarter of the queue, so that enough is free while the
 /// answer is on its way.
 fn interval(out_log: u32) -> u64 {
     (1 << out_log >> 1).max(1)
@@ -413,7 +413,7 @@ impl VerbsLink {
         self.device.diagnose(&self.gid).or_else(|| self.lost_address())
     }
 
-    /// The same, from a look that links of the device share.
+    /// What is wrong with the way out of this host, from a look that links of the device share.
     fn diagnose_shared(&self) -> Option<u32> {
         self.device.diagnose_at(&self.gid, self.now, LOOK / 2).or_else(|| self.lost_address())
     }

@@ -15,7 +15,7 @@ use super::super::objects::Mr;
 use super::renew::{Answer, beside};
 use super::{OwnRegion, VerbsLink};
 
-/// Memory of so many bytes at most is registered on the engine's thread: a thread takes about as long to begin.
+/// Memory of at most this number of bytes is registered on the engine's thread: a thread takes about as long to begin.
 const QUICK: u64 = 1 << 20;
 
 /// What is registered or taken back beside the engine.
