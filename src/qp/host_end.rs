@@ -75,7 +75,7 @@ impl HostEnd {
         &self.qp
     }
 
-    /// Sends a message with a tag. It takes a receive of the peer; without one it waits in the proxy, and what is posted behind it
+    /// Sends a message with a tag. It takes a receive of the peer; without one it waits in the proxy, and what is posted after it
     /// too. False without credit: then nothing was taken.
     pub fn try_send(&mut self, payload: &[u8], tag: u32) -> Result<bool> {
         self.check_length(payload)?;

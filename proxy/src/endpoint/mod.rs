@@ -444,7 +444,7 @@ impl Endpoint {
         if self.stands == Stands::Over {
             return false;
         }
-        // BELL: armed before the engine's last look at the ring. A ring behind a WQE that
+        // BELL: armed before the engine's last look at the ring. A ring after a WQE that
         // this look did not see comes after that, and wakes.
         let rang = self.interrupt.as_mut().is_some_and(|i| !i.arm());
         (self.hears_peer() && self.here.qp.prepare_sleep()) || rang

@@ -23,7 +23,7 @@ enum Outcome {
     Nothing,
     /// It is in its place, or its bytes are on their way.
     Taken,
-    /// It waits, and the messages behind it.
+    /// It waits, and the messages after it.
     Waits,
 }
 
@@ -72,7 +72,7 @@ impl Endpoint {
             work |= self.advance(mover);
         }
         let mut n = 0;
-        // Nothing is delivered behind a message that was not: a copy that failed,
+        // Nothing is delivered after a message that was not: a copy that failed,
         // a count that cannot be.
         while n < BATCH
             && self.moved_here < enough

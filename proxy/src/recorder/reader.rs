@@ -191,7 +191,7 @@ pub fn read(memories: &[Memory]) -> Option<Engine> {
     let (mut queue_pairs, mut closed) = (Vec::new(), None);
     for _ in 0..TRIES {
         let before = closings();
-        // With an even number that has not changed behind the second fence, no queue pair went while these were copied:
+        // With an even number that has not changed after the second fence, no queue pair went while these were copied:
         // `Recorder::give_back` has the writer's side. Fences, because the pages may be mapped read-only.
         fence(Ordering::Acquire);
         let gone = first.closed();

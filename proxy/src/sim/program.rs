@@ -503,7 +503,7 @@ impl Program {
         (self.left, self.next) = (0, None);
     }
 
-    /// Takes a slot that is never published, and a slot behind it that is. False without credit.
+    /// Takes a slot that is never published, and a slot after it that is. False without credit.
     pub(super) fn make_hole(&mut self) -> bool {
         if self.hole.is_some() || self.producer.status().is_some() {
             return false;

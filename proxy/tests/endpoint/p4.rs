@@ -128,7 +128,7 @@ fn p4_a_skipped_sequence_number_is_an_overrun() {
     assert_eq!((c.delivered, c.dropped), (2, 1));
     take(&mut pair.devices[1], 0, b"");
     take(&mut pair.devices[1], 1, b"");
-    assert!(pair.devices[1].try_recv().is_none(), "nothing behind the gap is shown");
+    assert!(pair.devices[1].try_recv().is_none(), "nothing after the gap is shown");
     pair.tick(1);
     assert_eq!(pair.codes(), [OVERRUN, OVERRUN]);
 }

@@ -95,7 +95,7 @@ pub use verbs_link::VerbsLink;
 /// regions, posted receives (two where they go round the ring's end). Their slots are set aside, and
 /// so they need no permit.
 const CONTROL_WRS: u32 = 5;
-/// The last work request of each queue, behind which nothing is under way.
+/// The last work request of each queue, after which nothing is under way.
 const LAST_WRS: u32 = 1;
 /// Receives set aside for immediate data that only wakes.
 const NOTIFIES: u32 = 16;
