@@ -6,7 +6,7 @@
 //! `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER` (CUDA driver API, stream memory operations). On the CPU a copy is complete on
 //! return, and the store is a release.
 //!
-//! A mark tells how far the queue is. Behind short copies and stores a mark is a store of the mark's number to a word of host
+//! A mark tells how far the queue is. After short copies and stores a mark is a store of the mark's number to a word of host
 //! memory, which the program reads without a call of the driver; after long copies it is an event.
 
 use std::collections::VecDeque;

@@ -41,7 +41,7 @@ pub struct HostEnd {
     producer: Producer,
     /// A message that was taken and did not fit into the buffer of the call.
     held: Option<Received>,
-    // Behind the producer, whose memory it keeps.
+    // After the producer, whose memory it keeps.
     qp: Arc<QueuePair>,
 }
 

@@ -201,7 +201,7 @@ impl Rank<'_> {
             wrong += self.check(c, shape, from)?;
         }
         let from = self.next();
-        // Behind a check, which leaves NCCL's threads idle. Tells how long the iterations may take, too.
+        // After a check, which leaves NCCL's threads idle. Tells how long the iterations may take, too.
         let start = Instant::now();
         self.launch(c, shape, from)?;
         self.finish(Duration::ZERO)?;

@@ -325,7 +325,7 @@ impl Machine {
 
     // ------------------------------------------------------------------ sleep
 
-    /// What arrives after this wakes the engine. False if there is work already. Behind it comes
+    /// What arrives after this wakes the engine. False if there is work already. After it comes
     /// [`Machine::woken`], whatever happened meanwhile.
     pub fn prepare_sleep(&mut self) -> bool {
         self.record_before_sleep();

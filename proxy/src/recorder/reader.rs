@@ -206,7 +206,7 @@ pub fn read(memories: &[Memory]) -> Option<Engine> {
     let ran = first.words[layout::BEAT].load(Ordering::Relaxed);
     let state = first.words[layout::STATE].load(Ordering::Relaxed);
     let sleeps = first.words[layout::SLEEPS].load(Ordering::Relaxed);
-    // Behind everything else, so that nothing that was read is of later.
+    // After everything else, so that nothing that was read is of later.
     let now = monotonic().saturating_sub(head.started);
     Some(Engine {
         pid: head.pid,

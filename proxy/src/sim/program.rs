@@ -187,7 +187,7 @@ impl Program {
         Ok(Did::Nothing)
     }
 
-    /// Behind the end: completions alone.
+    /// After the end: completions alone.
     pub(super) fn wind_down(&mut self, code: u8, out: &mut Flow) -> Result<Did, Violation> {
         let Some(completion) = self.producer.poll_cq() else { return Ok(Did::Nothing) };
         out.completed(completion, Some(code))?;

@@ -233,7 +233,7 @@ impl Last {
         if !self.closed {
             match self.stream.flush() {
                 Ok(true) => {
-                    // Behind this the peer finds the end of the stream.
+                    // After this the peer finds the end of the stream.
                     self.stream.close();
                     self.closed = true;
                 }

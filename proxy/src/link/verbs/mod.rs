@@ -3,7 +3,7 @@
 //! The peer has a copy of our window, the *mirror*. A payload is written there
 //! by RDMA WRITE, to the very place that it has in our window: who may write the
 //! one by its credit may write the other (P1), and the receiving device reads it
-//! in place. Behind the payload goes its record, by a second WRITE into a slot
+//! in place. After the payload goes its record, by a second WRITE into a slot
 //! of the peer's *inbox*, in the same chain. A short payload travels in the slot.
 //! A PUT into a region that the peer's device can write goes straight there.
 //!
