@@ -37,7 +37,7 @@ pub struct AttachedQueuePair {
 
 impl AttachedQueuePair {
     /// Attaches to the window that begins at byte `offset` of `file`: a PCI function's BAR
-    /// (`/sys/bus/pci/devices/FUNCTION/resourceN`, with `io_memory` true), or the memory behind a
+    /// (`/sys/bus/pci/devices/FUNCTION/resourceN`, with `io_memory` true), or the memory that backs a
     /// virtual machine's BAR (with `io_memory` false).
     ///
     /// `bell` wakes the proxy: an eventfd that ends in the function's interrupt. The CPU executor

@@ -40,7 +40,7 @@ thread_local! {
 
 /// Runs the body of a call. Its number is what the call returns.
 ///
-/// Whatever a panic has left half done is behind locks and atomics of the library, which say so themselves; nothing else of a
+/// Whatever a panic has left half done is under locks and atomics of the library, which say so themselves; nothing else of a
 /// call outlives the call.
 pub(crate) fn call(body: impl FnOnce() -> Result<()>) -> c_int {
     // A drop of another library's, on this thread, may have left something.

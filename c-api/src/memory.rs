@@ -175,7 +175,7 @@ pub unsafe extern "C" fn pushgate_memory_address(
     })
 }
 
-/// The buffer behind memory of the device.
+/// The buffer that backs memory of the device.
 fn buffer(object: &MemoryObject) -> Result<&DeviceBuffer> {
     match &object.place {
         Place::Device(buffer) => Ok(buffer),

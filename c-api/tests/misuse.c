@@ -35,7 +35,7 @@ static void refuse(int line, const char *call, int got, int expected)
 /* A call that must be refused with this number. */
 #define REFUSE(code, call) refuse(__LINE__, #call, call, PUSHGATE_E_##code)
 
-/* A call that must succeed: what comes behind it makes no sense without. */
+/* A call that must succeed: what comes after it makes no sense without. */
 #define DO(call)                                                      \
 	do {                                                          \
 		int code_ = call;                                     \

@@ -185,7 +185,7 @@ pub struct Readings {
     pub rdma: Read<Vec<RdmaDevice>>,
     /// What rdma_cm needs.
     pub rdma_cm: RdmaCm,
-    /// Network interfaces behind RDMA ports, by name.
+    /// Network interfaces of RDMA ports, by name.
     pub netdevs: BTreeMap<String, Netdev>,
     /// GPUs and RDMA devices on PCI.
     pub pci: Vec<PciFunction>,
@@ -256,7 +256,7 @@ pub struct RdmaPort {
     pub lid: Read<String>,
     /// Entries of its GID table that hold an address.
     pub gids: Vec<GidEntry>,
-    /// The network interface behind it.
+    /// Its network interface.
     pub netdev: Option<String>,
     /// What libibverbs says.
     pub verbs: Read<PortState>,

@@ -307,7 +307,7 @@ mod tests {
         ringer.ring();
         assert!(send_along(ringer.as_fd(), &first, &[1]));
         assert!(bell.drain(), "the ring before it is heard");
-        assert!(bell.fd().is_none(), "nothing behind it is");
+        assert!(bell.fd().is_none(), "nothing after it is");
         // The other direction, to close the ringer; and descriptors without a byte of data.
         let (other, ringer_of_other) = pair().unwrap();
         let (second, second_end) = lingering();

@@ -261,7 +261,7 @@ struct Part {
 }
 
 impl Outgoing {
-    /// Adds a frame behind those that wait; sends nothing yet. Fails with `InvalidInput` if `bytes`
+    /// Adds a frame after those that wait; sends nothing yet. Fails with `InvalidInput` if `bytes`
     /// is 4 GiB or longer.
     pub fn push(&mut self, bytes: &[u8], mut fds: Vec<OwnedFd>) -> io::Result<()> {
         let mut first = header(bytes.len(), fds.len())?.to_vec();

@@ -225,7 +225,7 @@ impl Window for StagingWindow {
 }
 
 /// A window as another process or machine sees it: part of a file, which is a BAR
-/// (`/sys/bus/pci/devices/FUNCTION/resourceN`) or the memory behind a virtual machine's BAR.
+/// (`/sys/bus/pci/devices/FUNCTION/resourceN`) or the memory that backs a virtual machine's BAR.
 #[derive(Debug)]
 pub struct FileWindow {
     map: OwnedHere<MmapRaw>,

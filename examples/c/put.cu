@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// The kernel of put.c: each rank puts its data into the other's memory, with a signal behind it.
+// The kernel of put.c: each rank puts its data into the other's memory, with a signal after it.
 #include "pushgate/device.cuh"
 
 using namespace pushgate;

@@ -40,7 +40,7 @@ PUSHGATE_KERNEL(push_to_peer, push_params)
 		}
 		b.publish();
 	}
-	// Comes behind all that was put.
+	// Comes after all that was put.
 	if (s == status::ok)
 		s = signal<block>(qp, 0, 1);
 	// What the other rank put is complete once its signal is here.

@@ -26,7 +26,7 @@ PUSHGATE_KERNEL(push_tensor, tensor_params)
 		const u64 left = p.bytes - at;
 		s = put<block>(qp, p.rkey, at, reinterpret_cast<const u8 *>(p.data) + at, (u32)(left < p.chunk ? left : p.chunk));
 	}
-	// Comes behind all that was put.
+	// Comes after all that was put.
 	if (s == status::ok)
 		s = signal<block>(qp, 0, p.count);
 	// The peer pushes too: its tensor is complete once its signal is here. The wait ends by the GPU's clock, if not before.

@@ -139,7 +139,7 @@ pub trait Executor: Send + Sync {
     ///
     /// Launches on one stream run one after the other; launches on different streams run side by
     /// side. A GPU has about 8 independent hardware queues (CUDA_DEVICE_MAX_CONNECTIONS, up to 32):
-    /// with more streams than that, a kernel can be queued behind a kernel that waits for it.
+    /// with more streams than that, a kernel can be queued after a kernel that waits for it.
     fn stream(&self) -> Result<Stream>;
 
     /// Starts a kernel and returns at once. `params` are the bytes of the kernel's parameter
@@ -168,7 +168,7 @@ pub trait Executor: Send + Sync {
     ) -> Result<u32>;
 }
 
-/// The memory behind a [`DeviceBuffer`].
+/// The memory of a [`DeviceBuffer`].
 pub(crate) trait BufferMemory: Send + Sync {
     /// Copies to the device. The caller has checked the range.
     fn write(&self, offset: usize, from: &[u8]) -> Result<()>;
@@ -330,7 +330,7 @@ impl fmt::Debug for Stream {
     }
 }
 
-/// A launch behind a [`Running`]; its methods are those of [`Running`].
+/// The launch of a [`Running`]; its methods are those of [`Running`].
 pub(crate) trait RunningKernel: Send + Sync {
     fn wait(&self, timeout: Option<Duration>) -> Result<WaitOutcome>;
     fn is_done(&self) -> Result<bool>;

@@ -6,8 +6,8 @@
 //! `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER` (CUDA driver API, stream memory operations). On the CPU a copy is complete on
 //! return, and the store is a release.
 //!
-//! A mark tells how far the queue is. Behind short copies and stores a mark is a store of the mark's number to a word of host
-//! memory, which the program reads without a call of the driver; behind long copies it is an event.
+//! A mark tells how far the queue is. After short copies and stores a mark is a store of the mark's number to a word of host
+//! memory, which the program reads without a call of the driver; after long copies it is an event.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -29,7 +29,7 @@ const STAGING: usize = 1 << 20;
 /// to wait for the engine that runs kernels.
 const WITHIN: usize = 16 << 20;
 
-/// Bytes of copies behind which a mark is an event of the driver in place of a stored word. A store has a fence of its own, and a
+/// Bytes of copies after which a mark is an event of the driver in place of a stored word. A store has a fence of its own, and a
 /// copy has one already; so an event saves a fence, and costs a call of the driver to look at it. Where blocks of a kernel poll
 /// one word of host memory, a fence takes 20 to 300 us (docs/device-api-nccl.md).
 const LARGE: usize = 128 << 10;
@@ -40,7 +40,7 @@ const SPARE_EVENTS: usize = 16;
 
 /// A queue of copies and stores on a device. Dropping it waits until everything up to the last copy or mark is carried out.
 ///
-/// Stores that follow each other are handed to the device together, by the next copy or mark. A store behind the last copy or mark is
+/// Stores that follow each other are handed to the device together, by the next copy or mark. A store after the last copy or mark is
 /// never carried out, so a program makes a mark after its last store.
 ///
 /// One thread at a time uses a queue.
@@ -51,9 +51,9 @@ pub struct OrderedCopies {
     marks: u64,
     /// The last mark that was seen passed.
     passed: u64,
-    /// Something was added behind the last mark.
+    /// Something was added after the last mark.
     open: bool,
-    /// Bytes of copies behind the last mark.
+    /// Bytes of copies after the last mark.
     unmarked: usize,
     /// Word 0 is the number of the last mark that was passed, of those that are stores; the other words are for values that
     /// the device reads or writes.
@@ -144,7 +144,7 @@ impl Words {
         self.word(index).as_ptr().cast_const().cast()
     }
 
-    /// The memory behind the words, of [`STAGING`] bytes: for the CPU, and for the device.
+    /// The memory of the words, of [`STAGING`] bytes: for the CPU, and for the device.
     fn staging(&self) -> *const u8 {
         // SAFETY: `OrderedCopies::new` asserts that the memory has the bytes of the words; one behind them is its end at least.
         unsafe { self.memory.as_ptr().as_ptr().cast_const().add(OrderedCopies::BYTES) }
@@ -296,7 +296,7 @@ impl OrderedCopies {
         }
     }
 
-    /// Adds a store of `value` to the word at device address `dst`, behind everything that was added before.
+    /// Adds a store of `value` to the word at device address `dst`, after everything that was added before.
     ///
     /// # Safety
     /// `dst` is 8-byte aligned and valid for an atomic store of 8 bytes until mark [`OrderedCopies::next`] has been passed.
@@ -314,7 +314,7 @@ impl OrderedCopies {
         }
     }
 
-    /// Marks the point behind everything that was added so far, and hands all of that to the device. Marks are numbered from 1.
+    /// Marks the point after everything that was added so far, and hands all of that to the device. Marks are numbered from 1.
     pub fn mark(&mut self) -> Result<u64> {
         let number = self.next();
         match &mut self.kind {
@@ -330,7 +330,7 @@ impl OrderedCopies {
         Ok(number)
     }
 
-    /// Makes a mark if something was added behind the last one. Returns the last mark.
+    /// Makes a mark if something was added after the last one. Returns the last mark.
     pub fn mark_what_is_open(&mut self) -> Result<u64> {
         if self.open { self.mark() } else { Ok(self.marks) }
     }
@@ -346,7 +346,7 @@ impl OrderedCopies {
     }
 
     /// Looks how far the device is. Returns the number of the last mark that was passed: everything that was added before that
-    /// mark is complete. Calls the driver only where a mark behind long copies is under way.
+    /// mark is complete. Calls the driver only where a mark after long copies is under way.
     #[inline]
     pub fn look(&mut self) -> Result<u64> {
         if let Kind::Cuda(cuda) = &mut self.kind
@@ -370,7 +370,7 @@ impl OrderedCopies {
         self.words.address(1 + index)
     }
 
-    /// Word `index`, below [`OrderedCopies::WORDS`]. What a copy wrote there is seen once a mark behind the copy was passed.
+    /// Word `index`, below [`OrderedCopies::WORDS`]. What a copy wrote there is seen once a mark after the copy was passed.
     pub fn word(&self, index: usize) -> u64 {
         self.words.word(1 + index).load(Ordering::Relaxed)
     }

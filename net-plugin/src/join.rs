@@ -560,7 +560,7 @@ fn with_recovery(
     let again = again.and_then(|again| Some((again.connect.take_if(|_| recovery.is_some())?, again.line)));
     let (Some(limit), Some((connect, line))) = (recovery, again) else { return (endpoint, None) };
     let (patience, mailbox) = (Patience::within(limit, jitter.into()), Mailbox::default());
-    // Before the engine sends the first frame: the other end counts all those behind READY.
+    // Before the engine sends the first frame: the other end counts all those after READY.
     line.keep();
     let endpoint = endpoint.with_recovery(connect, patience, mailbox.clone(), send_frame(line.clone()));
     (endpoint, Some(mailbox))

@@ -40,7 +40,7 @@ static PROCESS: Mutex<Process> =
     Mutex::new(Process { loaded: None, runtime: Weak::new(), attempts: Weak::new() });
 
 /// Fails in a child of the process that made the first call: NCCL's connections, and the threads
-/// behind them, belong to the parent. Makes no system call.
+/// that serve them, belong to the parent. Makes no system call.
 #[inline]
 pub fn here() -> Result<()> {
     static OWNER: OnceLock<Owner> = OnceLock::new();

@@ -520,7 +520,7 @@ mod tests {
         drop(comm);
         drop(peer);
         let arrived = room.iter().filter(|byte| **byte == 7).count();
-        assert_eq!(arrived, first as usize, "behind the first slice nothing is sent");
+        assert_eq!(arrived, first as usize, "after the first slice nothing is sent");
     }
 
     #[test]
@@ -552,7 +552,7 @@ mod tests {
             });
             drop(comm);
             drop(peer);
-            assert!(!room.contains(&9), "round {round}: read behind its deregistration");
+            assert!(!room.contains(&9), "round {round}: read after its deregistration");
         }
     }
 

@@ -102,7 +102,7 @@ impl Line {
         self.renewal.get().filter(|_| self.out().kept.is_some())
     }
 
-    /// Sends as much as fits now, behind what is left of earlier frames; later calls of [`Line::flush`] send the rest.
+    /// Sends as much as fits now, after what is left of earlier frames; later calls of [`Line::flush`] send the rest.
     /// True if nothing is left. At most 4 descriptors.
     pub fn send(&self, bytes: &[u8], fds: Vec<OwnedFd>) -> io::Result<bool> {
         let mut out = self.out();
@@ -121,7 +121,7 @@ impl Line {
         if let Err(e) = out.flush() {
             tracing::debug!("a frame to the other end is lost: {e}");
             if is_refused(&e) {
-                // Those behind it may leave.
+                // Those after it may leave.
                 let _ = out.flush_past_refused();
             }
         }
@@ -251,7 +251,7 @@ impl Out {
                     return Err(e);
                 }
                 Err(e) => {
-                    // Nothing behind a frame that was begun can be understood any more.
+                    // Nothing after a frame that was begun can be understood any more.
                     self.frames.clear();
                     return Err(e);
                 }

@@ -45,7 +45,7 @@ struct Count {
 }
 
 impl Count {
-    /// The count behind a message of a connection that was counted last in turn `counted`.
+    /// The count after a message of a connection that was counted last in turn `counted`.
     fn with_message(self, counted: Option<u16>) -> Count {
         let mut count = match self.messages < TURN {
             true => self,

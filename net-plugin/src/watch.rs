@@ -55,7 +55,7 @@ const TURN: usize = 64;
 const BREAK_LINKS: &str = "_PUSHGATE_BREAK_LINKS";
 /// Cuts the sockets of this process that can be replaced again and again, each time after this number of milliseconds, for tests.
 const CUT_SOCKETS: &str = "_PUSHGATE_CUT_SOCKETS";
-/// Farewells of an end that closes: one before its queue pair ends, one behind that.
+/// Farewells of an end that closes: one before its queue pair ends, one after that.
 const FAREWELLS: u32 = 2;
 
 /// What is known about the other end.
@@ -181,7 +181,7 @@ impl Shared {
         let Some(entry) = entries.get_mut(&id) else { return };
         match entry.hear() {
             Ok(false) => {}
-            // Reports it again, behind the others that were reported.
+            // Reports it again, after the others that were reported.
             Ok(true) => {
                 _ = epoll::modify(
                     &self.epoll,

@@ -24,7 +24,7 @@ impl Calls {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The caller has found the lock taken. Behind this it looks at the lock once more.
+    /// The caller has found the lock taken. After this it looks at the lock once more.
     ///
     /// This fence and the one of [`Calls::none_since`] have one order. If this one comes first, the thread finds the
     /// call counted, and does not block. If the other one comes first, so does the unlock before it, and the caller's

@@ -2,7 +2,7 @@
 //! (`recorder`) is made of.
 //!
 //! A cell is a mark and the words behind it. The mark is 0 before the first store, odd while a store is under way, and even
-//! behind it. The writer never waits. A reader that meets a store under way gets nothing; it never waits either, for the
+//! after it. The writer never waits. A reader that meets a store under way gets nothing; it never waits either, for the
 //! writer may have been stopped in the middle of a store for good.
 
 #[cfg(loom)]
@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// Replaces the words of a cell by those of its `number`th store, from 0. The cell has one writer, whose numbers grow.
 ///
-/// The order: the odd mark, then the words, then the even mark. The release fence keeps the words behind the odd mark, the
-/// release store keeps the even mark behind the words.
+/// The order: the odd mark, then the words, then the even mark. The release fence keeps the words after the odd mark, the
+/// release store keeps the even mark after the words.
 pub(crate) fn store<const N: usize>(cell: &[AtomicU64], number: u64, words: &[u64; N]) {
     let (mark, places) = (&cell[0], &cell[1..=N]);
-    // Relaxed: the fence behind it is what orders it.
+    // Relaxed: the fence after it is what orders it.
     mark.store(2 * number + 1, Ordering::Relaxed);
     fence(Ordering::Release);
     for (place, word) in places.iter().zip(words) {
@@ -30,8 +30,8 @@ pub(crate) fn store<const N: usize>(cell: &[AtomicU64], number: u64, words: &[u6
 ///
 /// Why the copy is whole: the mark was even before the copy, so the store that it names had ended, and the first fence
 /// makes that store's words, or later ones, visible to the copy. If the copy took a word of a later store, that word was
-/// stored behind the later store's odd mark and release fence, and the second fence stands behind the load of the word: so
-/// the second load of the mark sees the odd mark or one behind it, and the marks differ.
+/// stored after the later store's odd mark and release fence, and the second fence stands after the load of the word: so
+/// the second load of the mark sees the odd mark or one after it, and the marks differ.
 ///
 /// Fences and relaxed loads, because the cell may lie on pages that are mapped read-only, where Rust promises relaxed loads
 /// alone.

@@ -1,6 +1,6 @@
-//! Crashes for tests and for the simulator: an engine that dies behind any of its stores to memory that others see.
+//! Crashes for tests and for the simulator: an engine that dies after any of its stores to memory that others see.
 
-/// An engine may die here in a unit test or in the simulator (`within`). Does nothing in any other build. Stands behind stores
+/// An engine may die here in a unit test or in the simulator (`within`). Does nothing in any other build. Stands after stores
 /// to shared memory.
 #[inline(always)]
 pub(crate) fn may_crash() {
@@ -31,7 +31,7 @@ fn point() {
     }
 }
 
-/// Runs `what`, and cuts it off behind the store number `left`, counted from 0. True if it was cut off; else the stores that
+/// Runs `what`, and cuts it off after the store number `left`, counted from 0. True if it was cut off; else the stores that
 /// were made are taken off `left`. What is dropped on the way must store nothing.
 #[cfg(all(any(test, feature = "sim"), not(loom)))]
 pub(crate) fn within(left: &mut u64, what: impl FnOnce()) -> bool {

@@ -15,7 +15,7 @@
 //! Of two lines the one with the greater generation counts. They are written in turn, the generation last, so an engine that
 //! dies between two stores leaves the line before it whole.
 //!
-//! **Order.** A line is written behind what it counts and before anybody is told: completions, line, CREDIT; data, line,
+//! **Order.** A line is written after what it counts and before anybody is told: completions, line, CREDIT; data, line,
 //! signal; receive record, line, the count that the peer reads. JOURNAL: the fence before a line's words orders what this
 //! thread stored before (that includes the generation of the line before) before them, the release store of the generation
 //! orders the words before it, and the program and the peer are told by release stores. A process that was killed has made the
@@ -23,7 +23,7 @@
 //!
 //! **Open receives.** The ring that the program writes has an open receive until the program has given back the receive record of
 //! that number, and may post another one there. So a receive that is open when the receive record of its number is about to be written
-//! is kept here first, and is cleared behind the record that names it. Where messages take receives in the order in which they were posted, that
+//! is kept here first, and is cleared after the record that names it. Where messages take receives in the order in which they were posted, that
 //! is never the case, and nothing is written.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -213,7 +213,7 @@ impl Open {
         let Some(words) = &open.words else { return (open, all) };
         open.free.clear();
         for (slot, words) in (0..).zip(words.chunks_exact(OPEN)) {
-            // Acquire: the number was written behind the other words.
+            // Acquire: the number was written after the other words.
             let Some(number) = words[0].load(Ordering::Acquire).checked_sub(1) else {
                 open.free.push(slot);
                 continue;

@@ -120,7 +120,7 @@ impl Producer {
         self.bell = bell.map(Into::into);
     }
 
-    /// Rings the engine if the engine sleeps. Call this once behind a batch of `publish`, `post_recv` and `release`; an
+    /// Rings the engine if the engine sleeps. Call this once after a batch of `publish`, `post_recv` and `release`; an
     /// engine that is awake sees them without it.
     #[inline]
     pub fn wake(&self) {

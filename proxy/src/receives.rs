@@ -2,7 +2,7 @@
 //!
 //! Over RDMA the sender's engine writes a SEND to where its receive says, without a stop at
 //! either end. A program may ask before it sends whether a receive of a message's tag is
-//! there ([`PostedReceives`]): a SEND that no receive fits would hold up those behind it.
+//! there ([`PostedReceives`]): a SEND that no receive fits would hold up those after it.
 //!
 //! Both ends follow one rule: a SEND takes the oldest receive that no message has
 //! taken and whose tag is its own or any. The sender knows the receives in the
@@ -346,7 +346,7 @@ mod tests {
     }
 
     /// The receive, by number, that each of the messages of these tags takes of those posted: the oldest one that fits and is free. Where
-    /// `waits`, a message without one holds up those behind it.
+    /// `waits`, a message without one holds up those after it.
     fn matched(messages: &[u32], posted: &[u32], waits: bool) -> Vec<Option<u64>> {
         let mut taken = vec![false; posted.len()];
         let mut found = Vec::new();

@@ -727,7 +727,7 @@ fn exchange(
     stream.set_write_timeout(Some(TIMEOUT))?;
     match wire::send(stream, request, fds) {
         Ok(()) => {}
-        // The proxy may have hung up behind a reply that says why.
+        // The proxy may have hung up after a reply that says why.
         Err(e) if matches!(e.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
             return wire::recv(stream).map_err(|_| e.into());
         }

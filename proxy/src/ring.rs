@@ -106,7 +106,7 @@ fn classify(found: u8, lap: u8) -> Found {
 }
 
 /// Whether word 0 of the slot for `cursor` carries the lap that is due: a record was published there, in whole or in
-/// part. Serves to find records behind a slot that is missing.
+/// part. Serves to find records after a slot that is missing.
 pub fn touched(ring: &[AtomicU64], cursor: u64, log: u32) -> bool {
     (slot(ring, cursor, log)[0].load(Ordering::Relaxed) >> abi::PUSHGATE_LAP_SHIFT) as u8
         == lap_of(cursor, log)

@@ -44,7 +44,7 @@ fn lap(cursor: u64, log: u32) -> u64 {
 }
 
 /// Records of a ring that are asked for ahead of a turn. The processor notices a row of lines by itself, but only from the
-/// second or third one on, and anew in each page; more than these delay what is asked for behind them (measured).
+/// second or third one on, and anew in each page; more than these delay what is asked for after them (measured).
 const AHEAD: usize = 4;
 
 /// Asks for the first records of a turn, from `cursor` on.
@@ -322,7 +322,7 @@ impl ControlOfEngine {
         self.cq_head
     }
 
-    /// Goes on behind an engine that died: its last completion was number `completions` less one. Returns the status and
+    /// Goes on after an engine that died: its last completion was number `completions` less one. Returns the status and
     /// DELIVERED as that engine, or a program that lies, has left them.
     pub(crate) fn resume(&mut self, completions: u64) -> (u64, u64) {
         self.cq_head = completions;

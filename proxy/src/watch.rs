@@ -1,6 +1,6 @@
 //! Words that tell whether a queue pair in which nothing moves has something to do again. A pass over a queue pair reads some
 //! twenty cache lines, one after the other; a look at its [`Watch`] reads four, independent of each other and of those of
-//! the queue pairs behind it. So an engine with a thousand idle queue pairs looks at their words alone.
+//! the queue pairs after it. So an engine with a thousand idle queue pairs looks at their words alone.
 //!
 //! A watch is a hint: an engine that finds a change makes a pass, which reads the words anew and in their orders. A change that is
 //! missed for ever would be a wait without an end, so a queue pair is watched only where nothing but these words, a command

@@ -77,7 +77,7 @@ pub enum Request {
     /// proxy's process. Since version 3.
     Channel,
     /// As `AddQp` with a session: the queue pair goes on where another proxy died. The link segment is a new one. The
-    /// queue pair is taken in by `Begin`, behind its regions. Since version 3.
+    /// queue pair is taken in by `Begin`, after its regions. Since version 3.
     ResumeQp {
         /// See [`QpOptions`].
         options: QpOptions,
@@ -221,7 +221,7 @@ pub struct UserUsage {
     pub held: Amounts,
     /// Processor time of the threads that the proxy runs for the user's programs of now, nanoseconds.
     pub cpu_ns: u64,
-    /// By how much these threads stand back behind those of other users: a nice value.
+    /// By how much these threads yield to those of other users: a nice value.
     pub nice: i32,
 }
 

@@ -181,7 +181,7 @@ fn a_trap_catches_nobody(served: Served) {
     evil.set_trap();
     evil.is_rung(&served);
     good.messages(20);
-    // The other bell is full too, so a ring of the good peer must not be queued behind that.
+    // The other bell is full too, so a ring of the good peer must not be queued after that.
     let full = || send(evil.rings.as_fd(), &[0; 64], SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_err();
     let begin = Instant::now();
     while !full() {

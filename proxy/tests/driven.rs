@@ -129,7 +129,7 @@ fn messages_to_a_program_that_does_not_call_move() {
             std::thread::yield_now();
         }
         receiver.release(1);
-        // A pass is counted behind what it does.
+        // A pass is counted after what it does.
         pushgate_tests::wait_until("the engines' threads have made passes", || {
             a.stood_in() > before.0 && b.stood_in() > before.1
         });
@@ -156,7 +156,7 @@ fn a_thread_does_not_stand_in_for_a_program_whose_last_call_was_long_and_ended_a
     /// The thread looks whether the program calls as often as this, and so long a program must be away for the thread to
     /// stand in: `engine/driven.rs` has the same number.
     const ABSENT: Duration = Duration::from_millis(5);
-    /// How often the program was away for a shorter time behind a longer call. The thread's looks come at any time of such
+    /// How often the program was away for a shorter time after a longer call. The thread's looks come at any time of such
     /// a round: half of them would find the program away if the thread took the beginning of a call for its end.
     const ROUNDS: u32 = 40;
     let [(a, _, mut sender), (b, qb, _)] = pair_with(Some(Box::new(Slow(3 * ABSENT))));
@@ -177,7 +177,7 @@ fn a_thread_does_not_stand_in_for_a_program_whose_last_call_was_long_and_ended_a
         }
         let after = b.stood_in();
         let away = returned.elapsed();
-        // A machine that does other work takes the core away for longer than a program may be away, before a call or behind
+        // A machine that does other work takes the core away for longer than a program may be away, before a call or after
         // it. The thread then stands in as it should.
         let is_long = returned - called >= 3 * ABSENT;
         if taken == before && is_long && away < ABSENT {

@@ -63,7 +63,7 @@ fn half_read() -> HalfRead {
 fn p3_p5_a_message_whose_region_was_given_back_while_it_was_read_is_not_shown() {
     let HalfRead { mut pair, source, lkey, into } = half_read();
     pair.ends[0].fail(Status::new(abi::PUSHGATE_ABORTED));
-    assert!(pair.ends[0].remove_region(lkey), "nothing is waited for behind the end");
+    assert!(pair.ends[0].remove_region(lkey), "nothing is waited for after the end");
     // The program has its memory back, and writes there.
     source.write(0, &vec![2; 3 * MIB]);
     while pair.poll(1) {}

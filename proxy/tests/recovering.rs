@@ -181,7 +181,7 @@ impl Side {
         assert!(signal >= before, "the signal falls from {before} to {signal}");
         if signal > before {
             let found = self.regions[0].read((signal - 1) as usize % SLOTS * 64, 64);
-            // The next PUT to the same place begins behind the signals of those between.
+            // The next PUT to the same place begins after the signals of those between.
             let still = self.device.signal(1) < signal + SLOTS as u64 - 1;
             assert!(!still || found == content((signal - 1) * 4 + 3), "PUT {signal} is not there");
         }

@@ -858,7 +858,7 @@ fn a_user_with_eight_busy_programs_leaves_a_user_with_one_a_fair_share_of_a_core
     eprintln!("shares of a core: {:.3} for 8 busy programs, {share:.3} for one", 1.0 - share);
     // Without nice values it is a ninth.
     assert!((0.25..0.75).contains(&share), "{share}");
-    // A user alone stands back behind nobody.
+    // A user alone yields to nobody.
     one.end();
     until("the first user is alone", || of(A).nice == 0);
     many.end();

@@ -42,7 +42,7 @@ impl Out {
         }
     }
 
-    /// Adds a frame behind those that wait; sends nothing yet.
+    /// Adds a frame after those that wait; sends nothing yet.
     pub(super) fn push(&mut self, frame: &[u8], fds: Vec<OwnedFd>) -> io::Result<()> {
         if !self.broken {
             self.frames.push(frame, fds)?;

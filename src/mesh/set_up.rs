@@ -184,7 +184,7 @@ impl Shared {
         self.push(rank, label, frame, most);
     }
 
-    /// Puts a frame behind those that wait for the peer, unless more than `most` bytes wait.
+    /// Puts a frame after those that wait for the peer, unless more than `most` bytes wait.
     fn push(&self, rank: u32, label: u32, frame: &connect::Frame, most: usize) {
         let peer = self.peer(rank);
         let fds = frame.along.borrow();

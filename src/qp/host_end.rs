@@ -41,7 +41,7 @@ pub struct HostEnd {
     producer: Producer,
     /// A message that was taken and did not fit into the buffer of the call.
     held: Option<Received>,
-    // Behind the producer, whose memory it keeps.
+    // After the producer, whose memory it keeps.
     qp: Arc<QueuePair>,
 }
 
@@ -75,7 +75,7 @@ impl HostEnd {
         &self.qp
     }
 
-    /// Sends a message with a tag. It takes a receive of the peer; without one it waits in the proxy, and what is posted behind it
+    /// Sends a message with a tag. It takes a receive of the peer; without one it waits in the proxy, and what is posted after it
     /// too. False without credit: then nothing was taken.
     pub fn try_send(&mut self, payload: &[u8], tag: u32) -> Result<bool> {
         self.check_length(payload)?;

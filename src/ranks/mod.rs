@@ -223,7 +223,7 @@ fn job(env: &Environment, given: &Given, found: String) -> Result<String> {
     }
 }
 
-/// A name that ranks can meet under: a longer one is cut, and a hash of all of it put behind (FNV-1a).
+/// A name that ranks can meet under: a longer one is cut, and a hash of all of it added (FNV-1a).
 fn short(name: String) -> String {
     if name.len() <= MAX_JOB {
         return name;

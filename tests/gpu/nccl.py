@@ -149,7 +149,7 @@ def rank_exact(torch, dist, rank, world, device, options):
 
 
 def rank_queued(torch, dist, rank, world, device, options):
-    """2,000 kernels behind an allreduce, with one hardware queue."""
+    """2,000 kernels after an allreduce, with one hardware queue."""
     small, big = torch.zeros(64, device=device), torch.ones(16 << 20, device=device)
     dist.all_reduce(small)
     torch.cuda.synchronize()
@@ -407,7 +407,7 @@ def rank_small(torch, dist, rank, world, device, options):
         lones.append((time.perf_counter() - begin) * 1e6)
     lones.sort()
     row["lone"] = lones[len(lones) // 2]
-    # Launched ahead: queued behind a kernel that takes longer than issuing all of them.
+    # Launched ahead: queued after a kernel that takes longer than issuing all of them.
     behind = []
     for _ in range(options["runs"]):
         dist.barrier()

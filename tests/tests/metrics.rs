@@ -41,7 +41,7 @@ fn role() {
     let descriptor = upload_descriptors(&context, qp.iter()).unwrap();
     // `struct hand_over_params`: the queue pair, the result, bytes, count, and no rkey.
     let params = [descriptor.addr(), result.addr(), BYTES, sends, 0];
-    // SAFETY: what the kernel uses is dropped behind a wait for the kernel alone, or with the process.
+    // SAFETY: what the kernel uses is dropped after a wait for the kernel alone, or with the process.
     let running =
         unsafe { context.launch(&stream, &module, "hand_over", Launch::new(1, 1), &params).unwrap() };
     for line in std::io::stdin().lines() {
@@ -89,7 +89,7 @@ impl Rank {
         Rank { child: Killed(child), lines }
     }
 
-    /// What the rank's own engine counts, behind what it is told to do.
+    /// What the rank's own engine counts, after what it is told to do.
     fn counters(&mut self, told: &str) -> BTreeMap<String, u64> {
         writeln!(self.child.0.stdin.as_ref().unwrap(), "{told}").unwrap();
         // The line follows what the test harness prints.

@@ -171,10 +171,10 @@ fn run(kernel: &str, ranks: &[Rank; 2], mut kill: impl FnMut(usize)) {
     let (begin, mut gaps) = (Instant::now(), Vec::new());
     for n in 0..KILLS {
         moves("the kernels");
-        assert!(!done(), "the kernels were over behind {n} kills");
+        assert!(!done(), "the kernels were over after {n} kills");
         let killed = Instant::now();
         kill(n);
-        moves("messages behind the kill");
+        moves("messages after the kill");
         gaps.push(killed.elapsed());
     }
     until("the kernels' end", done);

@@ -109,7 +109,7 @@ impl Terminal {
         screen
     }
 
-    /// Runs `pushgate top` between two looks at the terminal's settings. Behind it the shell says how it ended.
+    /// Runs `pushgate top` between two looks at the terminal's settings. After it the shell says how it ended.
     fn top(&self) {
         let folder = self.folder.display();
         let script = format!(

@@ -132,7 +132,7 @@ fn run_all(lanes: &Lanes, paths: &Paths, guard: Guard, options: &Options) -> Res
         let left: Vec<_> =
             lanes.beside.iter().filter(|step| !has_ended(step)).map(|step| step.name).collect();
         if !left.is_empty() {
-            println!("\nwaiting for {}, whose output is shown behind each step", left.join(", "));
+            println!("\nwaiting for {}, whose output is shown after each step", left.join(", "));
         }
         for ended in receiver {
             rows.push(show(ended)?);

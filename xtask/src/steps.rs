@@ -492,7 +492,7 @@ fn tests(bench: &mut Bench) -> Result<Outcome> {
     // A target that needs a feature of its own, so that every other test has the library as users build it.
     let ungated = [vm::suites::ENDPOINT_TESTS, &["--test", "no_alloc", "--no-run"]].concat();
     let ungated = programs::build(&bench.paths, &ungated, &[], bench.guard)?;
-    // Some tests load its NVRTC, and skip themselves without. The step kernels fetches it too, meanwhile or behind this
+    // Some tests load its NVRTC, and skip themselves without. The step kernels fetches it too, meanwhile or after this
     // step, and reports why that fails.
     let _ = cuda::toolkit(&bench.paths, bench.guard);
     let (mut alone, mut others) = (Vec::new(), Vec::new());

@@ -17,7 +17,7 @@ pub fn at_once(cores: usize) -> usize {
     cores.clamp(1, 2)
 }
 
-/// Runs the commands of `alone` one after the other, then the others `at_once` at a time, each with its output in one piece behind
+/// Runs the commands of `alone` one after the other, then the others `at_once` at a time, each with its output in one piece after
 /// its end. A failure does not stop the commands after it; the error names each command that failed.
 pub fn run(alone: Vec<Command>, others: Vec<Command>, at_once: usize, guard: Guard) -> Result<()> {
     let mut failed = Vec::new();

@@ -76,7 +76,7 @@ pub struct Fault {
     pub rank: u32,
     /// The other end of the link.
     pub peer: u32,
-    /// The breaks of links. Those of [`Kind::Cut`] and [`Kind::Delay`] come before the socket's fault and behind it.
+    /// The breaks of links. Those of [`Kind::Cut`] and [`Kind::Delay`] come before the socket's fault and after it.
     pub breaks: Vec<Break>,
     /// How long a rank is stopped, bytes are held back, or a network device is disturbed.
     pub hold: Duration,

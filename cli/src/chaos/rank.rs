@@ -213,7 +213,7 @@ pub fn run(o: &Options, rank: u32, parent: u32, number: u32) -> Result<()> {
         qps: descriptors.addr(),
         words: ends.words.device_addr(),
         seed,
-        // Far behind the run's end: the kernel ends though nobody is left to tell it to.
+        // Far after the run's end: the kernel ends though nobody is left to tell it to.
         limit_ns: (2 * o.seconds as u64 + 600) * 1_000_000_000,
         rank,
         plant: planted(rank)?,

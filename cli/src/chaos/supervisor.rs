@@ -314,7 +314,7 @@ impl<'a> Supervisor<'a> {
         self.links().restore()?;
         let begin = Instant::now();
         passed?;
-        self.moves("messages behind a disturbed network device")?;
+        self.moves("messages after a disturbed network device")?;
         Ok(begin.elapsed())
     }
 

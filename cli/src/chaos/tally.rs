@@ -73,7 +73,7 @@ pub struct Tally {
     pub recovered: u64,
     /// By kind, of each fault that broke a link while both ranks ran: from the last break to the next delivery. Of each proxy
     /// that was killed, and each disturbance of a network device: from the kill, or the disturbance's end, until all ranks have told of
-    /// deliveries behind that.
+    /// deliveries after that.
     times: BTreeMap<Kind, Vec<Duration>>,
 }
 

@@ -1,4 +1,4 @@
-//! What one end of `pushgate doctor --peer` says of itself, and how the two ends talk behind the door.
+//! What one end of `pushgate doctor --peer` says of itself, and how the two ends talk after the door.
 //!
 //! The dialer's greeting is a [`Side`] as JSON; the listener answers with its own in an envelope. Then the dialer asks and the
 //! listener answers: nine bytes say what is asked ([`PING`], [`TAKE`], [`GIVE`]) and of how many bytes.
@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 pub const PORT: u16 = 7118;
 /// What these connections are for.
 pub const PURPOSE: Purpose = Purpose::new("doctor");
-/// Version of what the two ends say behind the door.
+/// Version of what the two ends say after the door.
 pub const VERSION: u32 = 1;
 /// The most bytes of what an end says of itself.
 pub const LONGEST: usize = 64 << 10;
@@ -41,7 +41,7 @@ pub const GIVE: u8 = 3;
 /// What an end says of itself.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Side {
-    /// Version of what is said behind the door.
+    /// Version of what is said after the door.
     pub speaks: u32,
     /// Of pushgate.
     pub release: String,
@@ -179,7 +179,7 @@ pub fn addresses(place: &str) -> Result<Vec<SocketAddr>> {
     resolve(place, Some(PORT))
 }
 
-/// A connection behind the door, with the time that all of it may take.
+/// A connection that passed the door, with the time that all of it may take.
 pub struct Talk {
     pub stream: Stream,
     pub until: Instant,

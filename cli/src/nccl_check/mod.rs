@@ -373,7 +373,7 @@ pub fn run(m: &ArgMatches) -> Result<()> {
         comment(&format!("{} ({})", run.found.nccl.display(), nccl_says(&turns)))?;
         comment(&run.found.plugin.display().to_string())?;
         comment(&format!(
-            "{} iterations behind {}, the mean of them and of the ranks, the best of {}; every element of the warm-up \
+            "{} iterations after {}, the mean of them and of the ranks, the best of {}; every element of the warm-up \
              and of the last iteration is checked (seed {})",
             run.options.iters,
             run.options.warmup,

@@ -188,7 +188,7 @@ struct Rank<'a> {
 }
 
 impl Rank<'_> {
-    /// As nccl-tests: warm-up, each iteration of it checked here; then all iterations behind each other, by the host's
+    /// As nccl-tests: warm-up, each iteration of it checked here; then all iterations one after the other, by the host's
     /// clock, from a barrier until the stream is idle.
     fn measure(&mut self, c: Collective, size: usize, barrier: &mut Barrier) -> Result<Timed> {
         let shape = c.shape(self.task.sizes[size], self.task.ranks);
@@ -201,7 +201,7 @@ impl Rank<'_> {
             wrong += self.check(c, shape, from)?;
         }
         let from = self.next();
-        // Behind a check, which leaves NCCL's threads idle. Tells how long the iterations may take, too.
+        // After a check, which leaves NCCL's threads idle. Tells how long the iterations may take, too.
         let start = Instant::now();
         self.launch(c, shape, from)?;
         self.finish(Duration::ZERO)?;

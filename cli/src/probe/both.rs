@@ -11,7 +11,7 @@ use super::Bar;
 use super::pairs::PATIENCE;
 use super::rig::{CopyParams, Rig, STREAMS};
 
-/// A message is no longer. Behind each one the blocks meet, and for that time, some microseconds,
+/// A message is no longer. After each one the blocks meet, and for that time, some microseconds,
 /// a kernel moves nothing. A message of 128 KiB takes as long, and so would measure the meetings;
 /// one of this size takes 50 us.
 const LONGEST: u64 = 2 << 20;

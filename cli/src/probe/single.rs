@@ -173,7 +173,7 @@ fn copies(rig: &Rig, unit: usize, way: Transfer, bytes: u64) -> Result<f64> {
         let start = copies.point()?;
         for _ in 0..n {
             // SAFETY: both buffers have `most` bytes at least and are nobody else's until
-            // the point behind was passed.
+            // the point after them was passed.
             unsafe { copies.copy(dst, src, bytes as usize)? };
         }
         let end = copies.point()?;

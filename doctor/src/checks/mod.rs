@@ -15,7 +15,7 @@ use crate::readings::Readings;
 /// What a check needs to have been read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// RDMA devices and the network interfaces behind them.
+    /// RDMA devices and their network interfaces.
     Rdma,
     /// GPUs, the driver, MPS.
     Gpu,

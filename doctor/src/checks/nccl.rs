@@ -70,7 +70,7 @@ pub fn plugin(r: &Readings) -> Vec<Finding> {
         }
         (Read::Unreadable(why), _) => Finding::failed("", why, remedy),
     }];
-    // docs/nccl.md: these two forget the variable behind the last communicator.
+    // docs/nccl.md: these two forget the variable after the last communicator.
     let forgets =
         n.version.is().map(|(code, _)| version(*code)).filter(|v| [(2, 28, 9), (2, 29, 7)].contains(v));
     if let (Some((major, minor, patch)), Some(_), None) =

@@ -41,7 +41,7 @@ pub fn mtu(r: &Readings) -> Vec<Finding> {
         let Some((name, dev)) = netdev(r, port) else {
             return Finding::warned(
                 subject,
-                "no interface of this network namespace is behind it, so its MTU is not known",
+                "no interface of this network namespace backs it, so its MTU is not known",
                 "run in the namespace of the interface",
             );
         };
@@ -116,7 +116,7 @@ fn dcb<'a>(
         ));
     }
     let Some((name, dev)) = netdev(r, port) else {
-        return Err(Finding::warned(subject, "can't be read: no interface is behind the port", LOOK));
+        return Err(Finding::warned(subject, "can't be read: no interface backs the port", LOOK));
     };
     match &dev.dcb {
         Read::Is(dcb) => Ok((name, dev, dcb)),

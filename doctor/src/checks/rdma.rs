@@ -407,7 +407,7 @@ pub fn address(r: &Readings) -> Vec<Finding> {
         let reach = |known: &str| match entry.link_local() {
             true => Finding::warned(
                 subject,
-                format!("only a link-local address is behind GID {}: {}{known}", entry.index, entry.gid),
+                format!("only a link-local address backs GID {}: {}{known}", entry.index, entry.gid),
                 format!("give the interface an address that reaches further: {add}"),
             ),
             false => {
@@ -422,10 +422,7 @@ pub fn address(r: &Readings) -> Vec<Finding> {
                 wrong(
                     r,
                     subject,
-                    format!(
-                        "no address of {name} is behind GID {} ({}): it has {there}",
-                        entry.index, entry.gid
-                    ),
+                    format!("no address of {name} backs GID {} ({}): it has {there}", entry.index, entry.gid),
                     format!("give the interface an address: {add}"),
                 )
             }

@@ -1,4 +1,4 @@
-//! RDMA devices, their ports, and the network interfaces behind them.
+//! RDMA devices, their ports, and their network interfaces.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -156,7 +156,7 @@ typedef uint64_t pushgate_u64;
 #define PUSHGATE_LINK_DOWN 9
 /* Details of PUSHGATE_LINK_DOWN. */
 #define PUSHGATE_DOWN_PORT 1	 /* the port is down */
-#define PUSHGATE_DOWN_ADDRESS 2	 /* the address behind its GID was removed */
+#define PUSHGATE_DOWN_ADDRESS 2	 /* the address of its GID was removed */
 #define PUSHGATE_DOWN_DEVICE 3	 /* the device or its network interface was removed */
 #define PUSHGATE_DOWN_RETRY 4	 /* the peer does not answer */
 #define PUSHGATE_DOWN_RNR 5	 /* the peer had no receive posted (P4: never with a gate) */

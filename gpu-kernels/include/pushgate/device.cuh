@@ -153,7 +153,7 @@ enum class opcode : u32 {
 struct send_wr {
 	pushgate::opcode opcode = opcode::nop;
 	bool signaled = false;	       // a CQE when the message is retired
-	bool with_signal = false;      // put: signal behind the data
+	bool with_signal = false;      // put: signal after the data
 	bool from_region = false;      // payload is sent from a region of ours, not pushed
 	u32 wr_id = 0;
 	u32 tag = 0;		       // send

@@ -3,7 +3,7 @@
 //!
 //! The files, from the lowest up: `memory` and `host_range` are what kernels work on; `stream` orders
 //! launches and tells when one has ended; `launch` runs the threads of one launch; `module` finds
-//! kernels; `executor` joins them behind the trait [`crate::Executor`].
+//! kernels; `executor` joins them under the trait [`crate::Executor`].
 
 mod executor;
 mod host_range;

@@ -76,7 +76,7 @@ impl CopyStream {
         self.0.raw.0 as u64
     }
 
-    /// Starts a copy of `len` bytes from host memory to device memory; returns the point behind it.
+    /// Starts a copy of `len` bytes from host memory to device memory; returns the point after it.
     ///
     /// # Safety
     /// `from` is valid for reads of `len` bytes, and `to` is device memory valid for writes of
@@ -222,7 +222,7 @@ impl CopyStream {
         }
     }
 
-    /// Adds stores of values to words, in this order and behind everything that was added before. Each is carried out when
+    /// Adds stores of values to words, in this order and after everything that was added before. Each is carried out when
     /// all before it is complete and visible to running kernels. One call of the driver takes them all.
     ///
     /// # Safety
@@ -295,13 +295,13 @@ impl CopyStream {
         Event::new(&self.0.context, UNTIMED).map(CopyMark)
     }
 
-    /// Places a mark behind all copies that were added so far. Where the mark was before is forgotten.
+    /// Places a mark after all copies that were added so far. Where the mark was before is forgotten.
     pub(crate) fn mark_again(&self, mark: &CopyMark) -> Result<()> {
         let _current = self.0.context.current()?;
         mark.0.record(self.0.raw.0)
     }
 
-    /// Marks the point behind all copies that were added so far, with its time.
+    /// Marks the point after all copies that were added so far, with its time.
     pub(crate) fn mark(&self) -> Result<CopyMark> {
         let mark = Event::new(&self.0.context, TIMED)?;
         let _current = self.0.context.current()?;

@@ -19,7 +19,7 @@
 //! | `buffer`, `host_range` | device memory; host memory that the device can access |
 //! | `module`, `compile` | kernels that are loaded; compiling them |
 //! | `launch` | starting a kernel, and its end |
-//! | `copy_stream` | copies by the copy engines, and stores behind them |
+//! | `copy_stream` | copies by the copy engines, and stores after them |
 //! | `share` | memory that another process has, or gets |
 //! | `executor` | the trait [`crate::Executor`] over all of these |
 

@@ -226,7 +226,7 @@ fn copies_go_on_while_memory_is_freed(cuda: &CudaExecutor) -> impl FnOnce() {
             thread::yield_now();
         }
         println!("{len} bytes in, within and out beside a kernel: {:?}", began.elapsed());
-        // SAFETY: behind the mark, nobody writes there.
+        // SAFETY: after the mark, nobody writes there.
         let to = unsafe { std::slice::from_raw_parts(host.as_ptr().as_ptr().add((4 << 20) + 1), len) };
         assert!(to.iter().enumerate().all(|(i, at)| *at == byte(len, i)), "{len} bytes");
         assert_eq!(queue.word(7), len as u64);

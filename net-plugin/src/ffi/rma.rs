@@ -491,7 +491,7 @@ unsafe extern "C" fn iput_signal(
     _strong: bool,
     request: OutPointer,
 ) -> R {
-    // All signals are strong: seen behind all earlier puts to their rank.
+    // All signals are strong: seen after all earlier puts to their rank.
     // SAFETY: our caller promises what `iput_signal_v13` requires.
     unsafe {
         iput_signal_v13(

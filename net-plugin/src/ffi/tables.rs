@@ -81,7 +81,7 @@ pub(super) unsafe fn put<T>(to: *mut T, what: &str, value: T) -> Result<()> {
     Ok(())
 }
 
-/// Borrows the object behind a pointer that this plugin handed out.
+/// Borrows the object at a pointer that this plugin handed out.
 ///
 /// # Safety
 /// `p` is NULL, or came from this plugin as a pointer to a `T` and was not given back.

@@ -187,7 +187,7 @@ pub struct GinConfig {
 /// `ncclRmaProperties_v16_t`.
 #[repr(C)]
 pub struct RmaProperties {
-    /// Any signal is seen behind all earlier puts to its rank.
+    /// Any signal is seen after all earlier puts to its rank.
     pub flushes_all_puts_on_any_signal: bool,
 }
 

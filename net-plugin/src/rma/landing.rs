@@ -2,7 +2,7 @@
 //! place that the payload came in.
 //!
 //! Host memory is written by this thread at once, and GPU memory by the copy engine later. What follows comes in the order
-//! of the messages: so a signal in host memory comes behind the payload of all earlier messages of its queue pair (P3).
+//! of the messages: so a signal in host memory comes after the payload of all earlier messages of its queue pair (P3).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ impl Inward {
     }
 
     /// Copies `bytes` bytes of host memory at `from` to `to`, an address in `memory`. Returns the mark that [`Inward::mark`] will
-    /// make behind the copy, 0 if the copy is complete.
+    /// make after the copy, 0 if the copy is complete.
     ///
     /// # Safety
     /// Both stretches are valid, and stay so until the mark is passed. Others may write them meanwhile: that spoils their
@@ -95,7 +95,7 @@ impl Inward {
         Ok(())
     }
 
-    /// Adds `value` to the signal at `address` of a GPU's `memory`, behind all copies so far.
+    /// Adds `value` to the signal at `address` of a GPU's `memory`, after all copies so far.
     ///
     /// # Safety
     /// The signal is 8 aligned bytes of the memory, which is registered until [`Inward::forget`].
@@ -160,7 +160,7 @@ pub struct Addition {
 /// What follows a copy.
 #[derive(Debug, Default)]
 pub struct Landing {
-    /// The mark behind the copy; 0 if the copy is complete.
+    /// The mark after the copy; 0 if the copy is complete.
     pub mark: u64,
     /// What is added to a signal.
     pub adds: Option<Addition>,

@@ -10,8 +10,8 @@
 //!
 //! No kernel of this plugin takes part: a user's kernel may fill the GPU and wait for a signal meanwhile. GPU memory is
 //! read and written by copy engines, in streams of a context of their own, so that calls of the program that wait for a kernel do
-//! not hold the copies up. A signal in GPU memory is a store in such a stream behind the payload ([`pushgate_gpu_kernels::OrderedCopies`]),
-//! which is what orders data before signal there (P3). In host memory a signal is an atomic add with release behind the
+//! not hold the copies up. A signal in GPU memory is a store in such a stream after the payload ([`pushgate_gpu_kernels::OrderedCopies`]),
+//! which is what orders data before signal there (P3). In host memory a signal is an atomic add with release after the
 //! copies.
 //!
 //! | file | subject |

@@ -50,7 +50,7 @@ impl Own {
         Ok(())
     }
 
-    /// Copies bytes. Returns the mark behind the copy, 0 if the copy is complete.
+    /// Copies bytes. Returns the mark after the copy, 0 if the copy is complete.
     ///
     /// # Safety
     /// As [`Own::put`].

@@ -1,6 +1,6 @@
 //! Adding to signals in GPU memory, which the CPU can't write.
 //!
-//! The value is read by a copy, and the sum is stored behind all copies that were begun before. What is added while the
+//! The value is read by a copy, and the sum is stored after all copies that were begun before. What is added while the
 //! value is being read joins that store. Of a memory that nobody else writes to, the value is remembered, so that the next
 //! addition is a store alone.
 
@@ -22,7 +22,7 @@ struct Reading {
     address: u64,
     /// The word of the queue that the value is copied to.
     place: usize,
-    /// The mark behind the copy.
+    /// The mark after the copy.
     mark: u64,
 }
 
@@ -42,7 +42,7 @@ impl Signals {
         Signals { words: HashMap::new(), reading: VecDeque::new(), waiting: VecDeque::new(), free }
     }
 
-    /// Adds `value` to the signal at `address`, behind all copies that `copies` has. `kept`: nobody else writes to it.
+    /// Adds `value` to the signal at `address`, after all copies that `copies` has. `kept`: nobody else writes to it.
     ///
     /// # Safety
     /// `address` is 8-byte aligned memory of the queue's device, which stays until [`Signals::forget`].

@@ -228,7 +228,7 @@ mod tests {
             let mut wire = Wire::new(0, 1, &Buffers { posted: (0, 0), ..Buffers::default() });
             node.inputs[0].push(tlp(Class::Posted), 0, 1);
             node.inputs[0].push(tlp(late), 0, 2);
-            assert!(node.take(0, &mut wire, |_| true).is_none(), "{late:?} behind a write without credit");
+            assert!(node.take(0, &mut wire, |_| true).is_none(), "{late:?} after a write without credit");
             wire.credits[Class::Posted as usize] = Credit { headers: 1, units: 4 };
             let order = [0, 0].map(|at| node.take(at, &mut wire, |_| true).expect("there is room").0.class);
             assert_eq!(order, [Class::Posted, late]);

@@ -1,7 +1,7 @@
 //! The receiver of one queue pair: what is done with each message that arrives, and what the peer is told.
 //!
 //! Messages are accepted in the order of their sequence numbers. Each is shown to the device, put into a region, or
-//! waits; a message that waits holds up the messages behind it. What needs a copy is shown when the copy is complete,
+//! waits; a message that waits holds up the messages after it. What needs a copy is shown when the copy is complete,
 //! and copies end in the order in which they began (P6).
 //!
 //! Pure state. The caller performs what [`Inbound`] answers: it copies, writes receive records and signals, and
@@ -82,7 +82,7 @@ struct Copying {
     record: Record,
     sequence: u64,
     landed: Landed,
-    /// Others of its kind may be begun behind it, and end behind it.
+    /// Others of its kind may be begun after it, and end after it.
     queues: bool,
 }
 
@@ -205,7 +205,7 @@ impl Inbound {
     // ------------------------------------------------------------- messages
 
     /// Another message may be begun: fewer copies are under way than may be, and the last one lets others stand
-    /// behind it.
+    /// after it.
     #[inline(always)]
     pub fn takes_another(&self) -> bool {
         self.copying.len() < MOST_COPIES && self.copying.back().is_none_or(|c| c.queues)

@@ -206,7 +206,7 @@ impl Outbound {
     }
 
     /// Another link takes the place of one that broke, with a fresh `budget`. The peer has accepted the first `accepted`
-    /// messages: what comes behind them is read, checked and posted again.
+    /// messages: what comes after them is read, checked and posted again.
     ///
     /// # Panics
     ///

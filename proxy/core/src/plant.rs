@@ -26,7 +26,7 @@ pub enum Plant {
     P6Rewind,
     /// P6: an end takes frames that were sent to an earlier incarnation of it.
     P6Stale,
-    /// P6: a session with rails accepts a message that lacks a stripe, once the message behind it is whole.
+    /// P6: a session with rails accepts a message that lacks a stripe, once the message after it is whole.
     P6Hole,
     /// P6: a PUT is written straight into its region while an earlier one to the same bytes is on its way.
     P6Overlap,
@@ -42,7 +42,7 @@ pub enum Plant {
     P6Session,
     /// P7: an engine that falls asleep does not look for work once more.
     P7WakeUp,
-    /// P7: an end that gets ready behind the peer does not say so.
+    /// P7: an end that gets ready after the peer does not say so.
     P7Ready,
     /// P7: an end whose peer does not answer tries no second time to replace its link.
     P7Attempt,

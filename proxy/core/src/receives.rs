@@ -198,7 +198,7 @@ impl Receives {
         }
     }
 
-    /// Puts a receive, which is in no list of a tag yet, behind the older ones of its tag; the oldest is `head`.
+    /// Puts a receive, which is in no list of a tag yet, after the older ones of its tag; the oldest is `head`.
     #[cold]
     fn insert_in_tag(&mut self, head: Place, place: Place) {
         let number = self.node(place).receive.number;

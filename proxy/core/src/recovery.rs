@@ -47,7 +47,7 @@ pub enum Order {
     Fence,
     /// Prepare the link of this epoch: be ready to receive.
     Prepare(u32),
-    /// Post over the link of this epoch, from the message behind the first `accepted` ones.
+    /// Post over the link of this epoch, from the message after the first `accepted` ones.
     Go {
         /// The link's epoch.
         epoch: u32,

@@ -96,7 +96,7 @@ impl Staging {
     }
 
     /// A ring as [`Staging::new`] makes it, whose first slots were given back already, as `sent` says, which was checked.
-    /// Nothing is released yet of what comes behind them.
+    /// Nothing is released yet of what comes after them.
     pub fn resumed(slots_log: u32, window_log: u32, sent: &Sent) -> Self {
         Staging {
             head: sent.slots,

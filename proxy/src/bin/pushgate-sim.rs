@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use pushgate_proxy::sim::{Cut, MOST_RANKS, Outcome, Plant, Shrunk, Simulator};
 
 const USAGE: &str = "\
-Simulates clusters in virtual time, with random workloads and faults, and checks every promise behind each event.
+Simulates clusters in virtual time, with random workloads and faults, and checks every promise after each event.
 
 Usage: cargo xtask sim [--seeds N] [--seed S] [--ranks A..B] [--tcp] [--minutes M] [--cpu-minutes M] [--plant NAME] [--jobs N]
                        [--json] [--trace]

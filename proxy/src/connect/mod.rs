@@ -8,7 +8,7 @@
 //!
 //! Dropping any of the three releases everything that the end has, with the memory that the peer could write.
 //!
-//! Beside the transport's offer travels a note of the user's own, and behind the transport's descriptors those that the
+//! Beside the transport's offer travels a note of the user's own, and after the transport's descriptors those that the
 //! user appends.
 
 mod local;

@@ -44,7 +44,7 @@ impl Default for Limits {
 /// A connection that has come through.
 #[derive(Debug)]
 pub struct Arrival {
-    /// The connection, behind the greeting.
+    /// The connection, after the greeting.
     pub stream: Stream,
     /// What the dialer says it wants.
     pub greeting: Vec<u8>,

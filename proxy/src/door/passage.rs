@@ -28,7 +28,7 @@ pub(super) struct Passage {
 }
 
 impl Passage {
-    /// A connection that this end has dialled; `greeting` is sent behind the proofs.
+    /// A connection that this end has dialled; `greeting` is sent after the proofs.
     pub(super) fn dialer(socket: TcpStream, terms: &Terms, greeting: &[u8]) -> std::io::Result<Passage> {
         let length = u32::try_from(greeting.len())
             .map_err(|_| std::io::Error::new(ErrorKind::InvalidInput, "a greeting of 4 GiB or more"))?;

@@ -23,7 +23,7 @@ impl Endpoint {
         let status = down.status(self.rank(), self.peer());
         let first = self.session.status().is_none();
         self.counters.rnr += (first && down == rnr) as u64;
-        // Before the device sees the end, behind which a program may leave, and say so to the peer.
+        // Before the device sees the end, after which a program may leave, and say so to the peer.
         if first && let Some(tell) = self.broken.take() {
             tell(status);
         }
@@ -183,7 +183,7 @@ impl Endpoint {
     }
 
     /// This side leaves: its engine stops, or its program gives the queue pair back. The device's waits end with
-    /// *aborted*, and the device sees the end as behind [`Endpoint::fail`]. The peer is told of that status only if
+    /// *aborted*, and the device sees the end as after [`Endpoint::fail`]. The peer is told of that status only if
     /// messages of this side are under way, or the link broke, for a peer that is done need not hear that this side left
     /// first. Closing again does nothing.
     pub fn close(&mut self) {

@@ -192,7 +192,7 @@ impl Endpoint {
 
     /// True while messages out of a region, or copies to it, are under way: its memory
     /// must stay. Of a queue pair that has failed every region is in use until the device was shown the
-    /// end: over RDMA until the RDMA device has stopped. Behind that a peer on this host may still read
+    /// end: over RDMA until the RDMA device has stopped. After that a peer on this host may still read
     /// in the region, but shows nothing that it has read.
     pub fn region_in_use(&mut self, key: u32) -> bool {
         self.moving.iter().any(|m| m.region == Some(key))
@@ -444,7 +444,7 @@ impl Endpoint {
         if self.stands == Stands::Over {
             return false;
         }
-        // BELL: armed before the engine's last look at the ring. A ring behind a WQE that
+        // BELL: armed before the engine's last look at the ring. A ring after a WQE that
         // this look did not see comes after that, and wakes.
         let rang = self.interrupt.as_mut().is_some_and(|i| !i.arm());
         (self.hears_peer() && self.here.qp.prepare_sleep()) || rang

@@ -23,7 +23,7 @@ enum Outcome {
     Nothing,
     /// It is in its place, or its bytes are on their way.
     Taken,
-    /// It waits, and the messages behind it.
+    /// It waits, and the messages after it.
     Waits,
 }
 
@@ -72,7 +72,7 @@ impl Endpoint {
             work |= self.advance(mover);
         }
         let mut n = 0;
-        // Nothing is delivered behind a message that was not: a copy that failed,
+        // Nothing is delivered after a message that was not: a copy that failed,
         // a count that cannot be.
         while n < BATCH
             && self.moved_here < enough
@@ -302,7 +302,7 @@ impl Endpoint {
             }
             work = true;
             let m = self.moving.pop_front().expect("it was there");
-            // Behind one that failed nothing is delivered; its memory was waited for.
+            // After one that failed nothing is delivered; its memory was waited for.
             if self.session.status().is_some() {
                 continue;
             }
@@ -316,7 +316,7 @@ impl Endpoint {
 
     /// How the peer ended, if that may have been before a read of its process that is done.
     ///
-    /// Behind its end the peer gives regions back, and their memory is used anew. So what was read
+    /// After its end the peer gives regions back, and their memory is used anew. So what was read
     /// is the message only if the peer had not ended when its last byte was read, and that is
     /// looked at here, after the read. P3: the peer stores its status, then (which happens after
     /// that, on whatever thread) the region is given back, then somebody writes there. If a

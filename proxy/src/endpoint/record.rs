@@ -103,7 +103,7 @@ impl Endpoint {
         })
     }
 
-    /// Whether [`Endpoint::sample`] wants the time behind this pass, which has done work.
+    /// Whether [`Endpoint::sample`] wants the time after this pass, which has done work.
     #[inline]
     pub(crate) fn samples(&self) -> bool {
         match self.recorded.sample {
@@ -113,7 +113,7 @@ impl Endpoint {
         }
     }
 
-    /// Takes in the time, nanoseconds, behind a pass in which a message was released, or was seen to have arrived, whose time
+    /// Takes in the time, nanoseconds, after a pass in which a message was released, or was seen to have arrived, whose time
     /// is taken: see [`Endpoint::samples`].
     #[cold]
     pub(crate) fn sample(&mut self, time: u64) {

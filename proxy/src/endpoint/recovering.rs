@@ -96,7 +96,7 @@ impl Mailbox {
         mailbox
     }
 
-    /// Puts a frame behind the others. True if the endpoint must be told, by [`Endpoint::control`]: the mailbox was empty.
+    /// Puts a frame after the others. True if the endpoint must be told, by [`Endpoint::control`]: the mailbox was empty.
     /// Where 16 frames, 512 KiB or 4 descriptors would be exceeded the frame is lost, as on any channel that breaks: a peer
     /// can't fill this process's memory.
     pub fn put(&self, frame: Frame) -> bool {
@@ -149,7 +149,7 @@ pub(super) struct Recovering {
     preparing: Option<u32>,
     /// When the next look is due at what is being fenced, made or prepared, nanoseconds.
     looks_at: u64,
-    /// What the link that broke has brought is still to be taken in: before the first offer, and never behind an offer,
+    /// What the link that broke has brought is still to be taken in: before the first offer, and never after an offer,
     /// which says how much this end has accepted.
     pub(super) lands: bool,
     /// The peer has ended, and the peer may have been told how much this end has accepted: nothing more is taken from a link.
@@ -310,7 +310,7 @@ impl Endpoint {
             self.receive(mover);
         }
         if work {
-            // As behind a pass of a live link: what was delivered may lie in a buffer for long.
+            // As after a pass of a live link: what was delivered may lie in a buffer for long.
             self.control.drain_stores();
         }
         work
@@ -463,7 +463,7 @@ impl Endpoint {
         r.connect.link_down(status, now);
     }
 
-    /// Both ends are ready: goes on behind the first `accepted` messages, which the peer has accepted.
+    /// Both ends are ready: goes on after the first `accepted` messages, which the peer has accepted.
     fn goes_on(&mut self, places: &[u8], accepted: u64) {
         if self.recovering.as_mut().is_some_and(|r| std::mem::take(&mut r.rebuilds))
             && !self.rebuild(accepted)

@@ -2,7 +2,7 @@
 //!
 //! Nothing is known of what the dead engine had sent and the peer has not retired. So this end gives the link up, whatever
 //! its epoch, and meets the peer over the next one. The peer says how many messages it has accepted; their WQEs, which lie
-//! in the work segment until their credit returns, are read and counted without being posted. The WQEs behind them are
+//! in the work segment until their credit returns, are read and counted without being posted. The WQEs after them are
 //! posted by the ordinary path.
 
 #[cfg(test)]

@@ -147,7 +147,7 @@ fn removal(endpoint: &Endpoint, settled: bool) -> Removal {
     Removal { counters, settled, peer, undelivered }
 }
 
-/// `None` if `act` panics: a panic out of a destructor that runs behind another panic would end the process.
+/// `None` if `act` panics: a panic out of a destructor that runs after another panic would end the process.
 fn quietly<T>(act: impl FnOnce() -> T) -> Option<T> {
     // The caller only asks the queue pair for its end, or drops it.
     catch_unwind(AssertUnwindSafe(act)).ok()

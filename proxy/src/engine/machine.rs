@@ -192,7 +192,7 @@ impl Machine {
         step
     }
 
-    /// Asks for what the next turns behind this place need ([`prefetch`]), in three steps, for each step reads what the
+    /// Asks for what the next turns after this place need ([`prefetch`]), in three steps, for each step reads what the
     /// one before has asked for a turn earlier: the endpoint, what the endpoint points to, what its link points to. A
     /// queue pair that is watched probably gets no turn.
     #[inline(always)]
@@ -215,7 +215,7 @@ impl Machine {
         }
     }
 
-    /// Asks for what the next ticks behind this place need, as [`Machine::fetch_ahead`] does for turns.
+    /// Asks for what the next ticks after this place need, as [`Machine::fetch_ahead`] does for turns.
     #[inline(always)]
     fn fetch_for_tick(&self, at: usize) {
         if self.endpoints.len() < MANY {
@@ -325,7 +325,7 @@ impl Machine {
 
     // ------------------------------------------------------------------ sleep
 
-    /// What arrives after this wakes the engine. False if there is work already. Behind it comes
+    /// What arrives after this wakes the engine. False if there is work already. After it comes
     /// [`Machine::woken`], whatever happened meanwhile.
     pub fn prepare_sleep(&mut self) -> bool {
         self.record_before_sleep();
@@ -448,7 +448,7 @@ impl Machine {
         !self.leaving.is_empty()
     }
 
-    /// Hands out all queue pairs behind a panic.
+    /// Hands out all queue pairs after a panic.
     #[cold]
     pub(super) fn abandon(&mut self) -> Vec<Abandoned> {
         self.idles.clear();

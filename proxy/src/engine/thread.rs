@@ -82,7 +82,7 @@ pub(super) struct Driver {
     pub(super) pending: Arc<AtomicBool>,
     /// The program wants the thread back that drops the engine.
     pub(super) hurry: Arc<AtomicBool>,
-    /// Rung by producers of this process, and behind each command.
+    /// Rung by producers of this process, and after each command.
     pub(super) bell: Arc<EventFd>,
     /// Rung by producers of another process.
     pub(super) outside: Option<Bell>,
@@ -206,7 +206,7 @@ impl Driver {
     }
 
     /// What wakes the engine, for a thread that does not keep the driver meanwhile, and how long of `limit` that thread may
-    /// sleep. To be called behind [`Driver::falls_asleep`].
+    /// sleep. To be called after [`Driver::falls_asleep`].
     pub(super) fn wakers(&self, limit: Duration) -> std::io::Result<Wakers> {
         let bells = self.outside.iter().chain(self.machine.bells()).cloned().collect();
         let mut fds = Vec::new();
@@ -251,7 +251,7 @@ impl Driver {
         }
     }
 
-    /// Ends all queue pairs behind a panic. They wait together.
+    /// Ends all queue pairs after a panic. They wait together.
     #[cold]
     pub(super) fn abandon(&mut self) {
         let mut all = self.machine.abandon();

@@ -190,7 +190,7 @@ pub trait Link: Receives + OwnRegions + PeerMemory + Waking + Send {
     /// Asks for what the next turn needs of memory that the link only points to, ahead of that turn.
     fn prefetch(&self) {}
 
-    /// Takes in what the peer says while no message is taken, because one waits: counts, its end, and messages that come behind. True
+    /// Takes in what the peer says while no message is taken, because one waits: counts, its end, and messages that come after. True
     /// if anything came.
     fn hear(&mut self) -> bool {
         false
@@ -306,7 +306,7 @@ pub trait Receives {
     }
 
     /// Bytes that a SEND may have: those of the receive that it will take, if the peer has told of it, or those of a SEND that may
-    /// leave before that ([`Receives::goes_ahead`]). Until then the SEND waits, and the messages behind it.
+    /// leave before that ([`Receives::goes_ahead`]). Until then the SEND waits, and the messages after it.
     fn receive_for(&self, _record: &Record) -> Option<u32> {
         None
     }
@@ -339,7 +339,7 @@ pub trait Receives {
 /// Regions of this end: memory that messages go out of, and that the peer may write.
 pub trait OwnRegions {
     /// Whether a message may be sent whose payload lies in a region of this end. While that is unknown the message waits,
-    /// and the messages behind it.
+    /// and the messages after it.
     fn takes_region(&self, record: &Record) -> RegionSends;
 
     /// Whether SENDs may go out of regions of this end at large, before there is any region.

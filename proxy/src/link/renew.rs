@@ -30,7 +30,7 @@ pub trait Renew {
     /// called again.
     fn prepared(&mut self) -> Result<Option<Vec<u8>>, RenewError>;
 
-    /// Goes over to the next link, with the peer's places. The next message posted is the one behind the first `accepted`
+    /// Goes over to the next link, with the peer's places. The next message posted is the one after the first `accepted`
     /// messages of the session; a [`Rail`](super::Rail), which counts stripes from 0 over each link, is told 0.
     fn go(&mut self, places: &[u8], accepted: u64) -> Result<(), RenewError>;
 }

@@ -128,13 +128,13 @@ impl Recorder {
     /// Takes back a slot, which `clear` marks as free, and adds the queue pair's metrics to those of the ones that have gone.
     ///
     /// A reader must neither miss that queue pair in its sums nor count it twice. So the number of closings is odd from before
-    /// the slot is marked until behind the sums, and a reader copies everything between two looks at that number. The release fence
-    /// keeps the stores behind the odd number, the release store keeps the even number behind the stores; the reader's
+    /// the slot is marked until after the sums, and a reader copies everything between two looks at that number. The release fence
+    /// keeps the stores after the odd number, the release store keeps the even number after the stores; the reader's
     /// fences are in [`read`].
     fn give_back(&self, slot: Words, transport: [u8; 8], metrics: &Metrics, clear: impl FnOnce()) {
         let mut parts = self.parts();
         let word = &self.0.words[layout::CLOSINGS];
-        // Relaxed: the lock makes this thread the only writer, and the fence behind it orders it for readers.
+        // Relaxed: the lock makes this thread the only writer, and the fence after it orders it for readers.
         word.store(2 * parts.closings + 1, Ordering::Relaxed);
         fence(Ordering::Release);
         clear();

@@ -191,7 +191,7 @@ pub fn read(memories: &[Memory]) -> Option<Engine> {
     let (mut queue_pairs, mut closed) = (Vec::new(), None);
     for _ in 0..TRIES {
         let before = closings();
-        // With an even number that has not changed behind the second fence, no queue pair went while these were copied:
+        // With an even number that has not changed after the second fence, no queue pair went while these were copied:
         // `Recorder::give_back` has the writer's side. Fences, because the pages may be mapped read-only.
         fence(Ordering::Acquire);
         let gone = first.closed();
@@ -206,7 +206,7 @@ pub fn read(memories: &[Memory]) -> Option<Engine> {
     let ran = first.words[layout::BEAT].load(Ordering::Relaxed);
     let state = first.words[layout::STATE].load(Ordering::Relaxed);
     let sleeps = first.words[layout::SLEEPS].load(Ordering::Relaxed);
-    // Behind everything else, so that nothing that was read is of later.
+    // After everything else, so that nothing that was read is of later.
     let now = monotonic().saturating_sub(head.started);
     Some(Engine {
         pid: head.pid,

@@ -223,7 +223,7 @@ pub struct View {
     pub epoch: u16,
     /// What the WQE at the head waits for.
     pub missing: Missing,
-    /// An inbound message waits for a receive or for room, and the messages behind it.
+    /// An inbound message waits for a receive or for room, and the messages after it.
     pub waiting: bool,
     /// Copies of inbound payload under way, at most 255.
     pub copies: u8,

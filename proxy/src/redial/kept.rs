@@ -12,7 +12,7 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// Keeps a frame behind the others.
+    /// Keeps a frame after the others.
     pub fn push(&mut self, frame: &[u8]) {
         self.bytes += frame.len();
         self.frames.push_back(frame.to_vec());

@@ -275,7 +275,7 @@ impl Session {
         }
     }
 
-    /// Sends the peer a frame of this end. Behind an END nothing more is sent.
+    /// Sends the peer a frame of this end. After an END nothing more is sent.
     pub(super) fn send(&self, frame: Frame) {
         let ends = matches!(connect::ended(&frame.bytes), Ok(Some(_)));
         let mut send = lock(&self.send);

@@ -114,7 +114,7 @@ impl Share {
         let Threads { all, looked, back, wants, .. } = &mut *threads;
         let uid = all.values().next().map(|entry| entry.uid);
         if all.values().all(|entry| Some(entry.uid) == uid) && back.is_empty() {
-            // One user has no other to stand back behind.
+            // One user has no other to yield to.
             wants.clear();
             return;
         }
@@ -245,7 +245,7 @@ mod tests {
         assert_eq!(back(&[(1, 8.0), (2, 1.0)]), [(1, 9)]);
         assert_eq!(back(&[(1, 8.0), (2, 0.03)]), [(1, 9)]);
         assert_eq!(back(&[(1, 16.0), (2, 4.0), (3, 2.0)]), [(1, 9), (2, 3)]);
-        // Who wants nothing is nobody to stand back behind.
+        // Who wants nothing is nobody to yield to.
         assert_eq!(back(&[(1, 8.0), (2, 0.01)]), []);
         assert_eq!(back(&[(1, 1000.0), (2, 1.0)]), [(1, 19)]);
         assert_eq!(back(&[]), []);

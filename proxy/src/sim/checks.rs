@@ -1,4 +1,4 @@
-//! What is checked behind the events of a run, for each end of a queue pair and at the end.
+//! What is checked after the events of a run, for each end of a queue pair and at the end.
 
 use std::sync::atomic::Ordering;
 

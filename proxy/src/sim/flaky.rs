@@ -55,7 +55,7 @@ pub(super) struct Control {
     pub(super) links: AtomicU32,
     /// The next link has begun, and the checks have yet to look at its memory.
     pub(super) renewed: AtomicBool,
-    /// The link segments of this end behind the first one. They stay, for a liar may name any of them.
+    /// The link segments of this end after the first one. They stay, for a liar may name any of them.
     pub(super) segments: Mutex<Vec<Arc<SharedMemory>>>,
     /// What the link was asked that no end may ask.
     pub(super) wrong: Mutex<Option<&'static str>>,

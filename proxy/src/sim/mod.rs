@@ -14,10 +14,10 @@
 //! under test, but for three places: how many slots an engine has taken, what its gate counts, and whether it has work. A
 //! payload is a function of its direction, its message and the word's place, so each word in memory tells whose it is.
 //!
-//! Behind each pass of an engine, at each of its queue pairs:
+//! After each pass of an engine, at each of its queue pairs:
 //!
 //! * **P1**: the credit word gives back whole slots, no more than were taken, with exactly the units that these slots hold.
-//!   Behind each reservation: slot and place are those of the rule of abi.h, and slots, units and CQEs that are taken lie
+//!   After each reservation: slot and place are those of the rule of abi.h, and slots, units and CQEs that are taken lie
 //!   within what was given back.
 //! * **P2**: each new receive record is whole and is that of the next SEND: number, length, tag, payload. Programs store
 //!   the words of some WQEs one by one in any order, with other events between them.
@@ -47,7 +47,7 @@
 //! * **P8**: nobody writes to the bytes beside a region. An end that refuses what it reads names the rank that wrote it.
 //!   Queue pairs that nobody lies on end with nothing refused.
 //!
-//! Behind each event of the set-up of a queue pair (`set_up/`):
+//! After each event of the set-up of a queue pair (`set_up/`):
 //!
 //! * **P5, P8**: memory that an end made for an attempt is not written after the end has given the attempt up: compared at
 //!   the end of the run. No frame, however wrong, makes an end panic, say more than 8 things, or send more than 4 KiB.

@@ -158,7 +158,7 @@ pub(super) enum FaultKind {
     Stream { bytes: u32, refused: u32 },
     /// The queue pair of an end's RDMA device fails. Over `local` and TCP the link breaks, over rails the first rail's.
     Device,
-    /// A rank's engine dies behind its so-many-th store from now, and another one takes its place. So do `again` of those. `both`:
+    /// A rank's engine dies after its so-many-th store from now, and another one takes its place. So do `again` of those. `both`:
     /// the engine of the other end's rank dies, too. `down`: the stores count from the break of the end's link, which breaks now.
     Restart { stores: u32, again: u8, both: bool, down: bool },
     /// A rank's engine makes no pass for so long, nanoseconds.
@@ -451,7 +451,7 @@ fn tcp(seed: u64, number: u32, all: bool) -> Option<Carrier> {
     (all || random.one_in(5)).then_some(carrier)
 }
 
-/// Rails of a queue pair that break while it carries messages. Their numbers begin behind those of all other faults.
+/// Rails of a queue pair that break while it carries messages. Their numbers begin after those of all other faults.
 fn rail_faults(seed: u64, qp: &QpPlan) -> Vec<FaultPlan> {
     let mut random = Random::new(seed, 50_000 + qp.number as u64);
     let rails = matches!(qp.carrier, Carrier::Rails { .. } | Carrier::Devices { .. });
@@ -466,7 +466,7 @@ fn rail_faults(seed: u64, qp: &QpPlan) -> Vec<FaultPlan> {
     (0..count).map(fault).collect()
 }
 
-/// Links of a queue pair that break while it carries messages, and are replaced. Their numbers begin behind those of all
+/// Links of a queue pair that break while it carries messages, and are replaced. Their numbers begin after those of all
 /// other faults.
 fn link_faults(seed: u64, qp: &QpPlan) -> Vec<FaultPlan> {
     let mut random = Random::new(seed, 70_000 + qp.number as u64);
@@ -495,7 +495,7 @@ fn link_faults(seed: u64, qp: &QpPlan) -> Vec<FaultPlan> {
 }
 
 /// Engines that die and are replaced, in half of the runs: as those of a proxy process, whose queue pairs all go over `local`.
-/// Their numbers begin behind those of all other faults.
+/// Their numbers begin after those of all other faults.
 fn restarts(seed: u64, qps: &[QpPlan]) -> Vec<FaultPlan> {
     let mut random = Random::new(seed, 80_000);
     let local = |rank: u32| {
@@ -546,7 +546,7 @@ fn fault(seed: u64, number: u32, qps: u64) -> FaultPlan {
     }
 }
 
-/// Faults while queue pairs are set up: one in a quarter of the runs, two in a twelfth. Their numbers begin behind those of
+/// Faults while queue pairs are set up: one in a quarter of the runs, two in a twelfth. Their numbers begin after those of
 /// all other faults.
 fn set_up_faults(seed: u64, qps: u64) -> Vec<SetUpFault> {
     let mut random = Random::new(seed, 3);

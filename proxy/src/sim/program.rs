@@ -187,7 +187,7 @@ impl Program {
         Ok(Did::Nothing)
     }
 
-    /// Behind the end: completions alone.
+    /// After the end: completions alone.
     pub(super) fn wind_down(&mut self, code: u8, out: &mut Flow) -> Result<Did, Violation> {
         let Some(completion) = self.producer.poll_cq() else { return Ok(Did::Nothing) };
         out.completed(completion, Some(code))?;
@@ -503,7 +503,7 @@ impl Program {
         (self.left, self.next) = (0, None);
     }
 
-    /// Takes a slot that is never published, and a slot behind it that is. False without credit.
+    /// Takes a slot that is never published, and a slot after it that is. False without credit.
     pub(super) fn make_hole(&mut self) -> bool {
         if self.hole.is_some() || self.producer.status().is_some() {
             return false;

@@ -1,4 +1,4 @@
-//! Sender and receiver of the core over a link that breaks and is replaced: what comes behind the messages that the
+//! Sender and receiver of the core over a link that breaks and is replaced: what comes after the messages that the
 //! receiver has accepted is posted again ([`Outbound::rewind`]). Endpoints do not go on over another link yet, so this
 //! drives the state machines alone, without memory and without an engine.
 
@@ -203,7 +203,7 @@ impl Replay {
             return Err(broken(
                 6,
                 format!(
-                    "replay: {} messages are accepted, and the sender goes on behind {sent}",
+                    "replay: {} messages are accepted, and the sender goes on after {sent}",
                     self.accepted
                 ),
             ));

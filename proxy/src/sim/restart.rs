@@ -1,7 +1,7 @@
 //! Engines that die and are replaced, as the engine of a proxy process is: what outlives an engine, and what becomes of its
 //! queue pairs.
 //!
-//! An engine dies behind any of its stores to memory that others see, or between two passes. Its memory of its own is gone:
+//! An engine dies after any of its stores to memory that others see, or between two passes. Its memory of its own is gone:
 //! cursors, links, frames that it was handed. The memory of its queue pairs stays as the last store left it. Some time later
 //! another engine goes on with those that have a session segment, by [`Endpoint::resumed`]; the others end with *peer lost*, which their programs
 //! write in place of the engine.
@@ -81,7 +81,7 @@ impl Cluster<'_> {
         if n.dead || n.crash.is_some() || n.doing == Doing::Dead {
             return;
         }
-        // Most of them die behind a store.
+        // Most of them die after a store.
         let soon = if self.restarts.one_in(4) { 20 * MS } else { 500 * MS };
         let by = self.now + self.restarts.within(100 * US, soon);
         n.crash = Some(Crash { left, by, down, again });
@@ -235,7 +235,7 @@ impl Cluster<'_> {
         Ok(())
     }
 
-    /// P6: the next engine of an end goes on behind everything that the devices or the peer were told.
+    /// P6: the next engine of an end goes on after everything that the devices or the peer were told.
     fn check_resumed(&mut self, qp: usize, end: usize) -> Result<(), Violation> {
         let q = &self.qps[qp];
         let Some(endpoint) = self.nodes[q.nodes[end]].endpoint(qp, end).filter(|_| !q.tainted) else {
@@ -245,7 +245,7 @@ impl Cluster<'_> {
         let least = q.flows[1 - end].told();
         if counts.accepted < least {
             let why = format!(
-                "queue pair {}, rank {}: the next engine goes on behind message {}, and {least} were shown",
+                "queue pair {}, rank {}: the next engine goes on after message {}, and {least} were shown",
                 q.number, q.ranks[end], counts.accepted
             );
             return Err(broken(6, why));

@@ -128,7 +128,7 @@ fn p4_a_skipped_sequence_number_is_an_overrun() {
     assert_eq!((c.delivered, c.dropped), (2, 1));
     take(&mut pair.devices[1], 0, b"");
     take(&mut pair.devices[1], 1, b"");
-    assert!(pair.devices[1].try_recv().is_none(), "nothing behind the gap is shown");
+    assert!(pair.devices[1].try_recv().is_none(), "nothing after the gap is shown");
     pair.tick(1);
     assert_eq!(pair.codes(), [OVERRUN, OVERRUN]);
 }
@@ -208,7 +208,7 @@ fn p4_p7_a_send_whose_tag_is_not_posted_waits_for_it_or_for_the_end() {
 
     let (mut pair, _region, _) = waiting();
     pair.ends[1].fail(Status { rank: Some(1), ..Status::new(abi::PUSHGATE_ABORTED) });
-    // Behind the tick above: an end waits for its device by the time.
+    // After the tick above: an end waits for its device by the time.
     pair.tick((1 << 40) + 1);
     assert_eq!(pair.codes(), [ABORTED, ABORTED]);
     assert_eq!(pair.devices[0].poll_cq().map(|c| c.status as u32), ABORTED);

@@ -592,7 +592,7 @@ class HostEnd(_Handle):
         return self._tried("host_end_try_put", *self._put(rkey, offset, payload, signal, value))
 
     def signal(self, index: int, value: int) -> None:
-        """Sets a signal of the peer, behind all that was posted before."""
+        """Sets a signal of the peer, after all that was posted before."""
         call("host_end_signal", self, _unsigned(index, 32, "index"), _unsigned(value, 64, "value"))
 
     def signal_value(self, index: int) -> int:

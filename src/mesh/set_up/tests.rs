@@ -51,7 +51,7 @@ fn p8_answers_to_a_peer_that_reads_nothing_are_bounded_and_go_on_when_it_reads()
         answer();
     }
     assert_eq!(mesh.lost(), None);
-    // This rank's own ENDs are never dropped, and come behind the answers.
+    // This rank's own ENDs are never dropped, and come after the answers.
     mesh.shared.tell_end(1, LABEL, connect::end(incarnation(9), None, Status::new(abi::PUSHGATE_ABORTED)));
     while answer() != incarnation(9) {}
 }

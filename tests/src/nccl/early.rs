@@ -1,4 +1,4 @@
-//! Short messages, whose requests are done before the peer has them, and connections that are closed right behind.
+//! Short messages, whose requests are done before the peer has them, and connections that are closed right after.
 
 use std::time::{Duration, Instant};
 
@@ -271,7 +271,7 @@ fn close_behind(o: &Options, receivers: &[Receiver]) {
             wait(&plugin, s).expect("send");
             buffer.set(0, STRIDE, 0xff);
         };
-        // This one meets the receive that was posted last, so this end knows of all receives behind it.
+        // This one meets the receive that was posted last, so this end knows of all receives after it.
         one(0, 2);
         peer.barrier();
         if *receiver != Receiver::Runs {

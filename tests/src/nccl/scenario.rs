@@ -719,7 +719,7 @@ pub fn many(o: &Options) {
             std::thread::sleep(Duration::from_millis(1));
             left = (count("fd"), count("task"));
         }
-        let what = format!("descriptors and threads as {:?} before init, behind finalize", (fds, threads));
+        let what = format!("descriptors and threads as {:?} before init, after finalize", (fds, threads));
         o.promise(&what, left == (fds, threads), &left);
     }
     println!("{} connections; descriptors, threads, mappings {before:?} before and {after:?} after", o.times);
@@ -749,7 +749,7 @@ pub fn reload(o: &Options) {
                 std::thread::yield_now();
             }
             let left = count("task");
-            let what = format!("as many threads behind the last finalize as before: {threads}");
+            let what = format!("as many threads after the last finalize as before: {threads}");
             o.promise(&what, left == threads, &left);
         }
     }
@@ -814,10 +814,10 @@ pub fn killed(o: &Options) {
 
 /// Posts after the end of a connection are accepted, and their tests report that it has ended.
 fn fail_when_tested(plugin: &Plugin, ends: Ends, buffer: &Buffer, (out_mr, into_mr): (Ptr, Ptr)) {
-    let s = send(plugin, ends, buffer, 1, 1, out_mr).expect("isend behind the end is taken");
-    let r = receive(plugin, ends, buffer, 1, 1, into_mr).expect("irecv behind the end is taken");
+    let s = send(plugin, ends, buffer, 1, 1, out_mr).expect("isend after the end is taken");
+    let r = receive(plugin, ends, buffer, 1, 1, into_mr).expect("irecv after the end is taken");
     for request in [s, r] {
-        wait(plugin, request).expect_err("done, behind the end");
+        wait(plugin, request).expect_err("done, after the end");
     }
 }
 
@@ -1062,7 +1062,7 @@ pub fn deregister(o: &Options) {
         // The new use of the memory.
         out.set(0, size, 0x11);
         finish_one(&plugin, r, s);
-        assert_eq!(into.differs(0, size, seed), None, "memory was read behind its deregistration");
+        assert_eq!(into.differs(0, size, seed), None, "memory was read after its deregistration");
     }
     plugin.dereg_mr(ends.recv, into_mr).expect("deregMr");
     close(&plugin, ends);

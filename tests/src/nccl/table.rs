@@ -1,4 +1,4 @@
-//! A plugin's shared library, and the calls of its table: those of v8 to v12, behind one interface.
+//! A plugin's shared library, and the calls of its table: those of v8 to v12, under one interface.
 
 #![allow(clippy::not_unsafe_ptr_arg_deref)] // What the plugin handed out goes back to it as it came.
 

@@ -2,7 +2,7 @@
 
 use super::scenario::{Options, begin};
 
-/// Prints NCCL's own variables as they are behind a communicator's init, a line each.
+/// Prints NCCL's own variables as they are after a communicator's init, a line each.
 pub fn told(o: &Options) {
     let plugin = o.open();
     let ctx = begin(&plugin);

@@ -45,7 +45,7 @@ struct Posted<'a> {
     mr: Ptr,
     requests: Vec<Ptr>,
     pause: Pause,
-    /// Behind the connection: the plugin may write into it until the connection is closed.
+    /// After the connection: the plugin may write into it until the connection is closed.
     _into: Buffer,
 }
 

@@ -10,7 +10,7 @@ use crate::nccl::scenario::{counts, counts_down_to};
 /// How a round ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum How {
-    /// Every rank closes behind the end of its operations.
+    /// Every rank closes after the end of its operations.
     Done,
     /// All ranks close at once.
     AtOnce,
@@ -116,7 +116,7 @@ fn post(
     }
 }
 
-/// A rank that has asked nothing of the others closes in order, behind the end of what was asked of it: no other rank counts
+/// A rank that has asked nothing of the others closes in order, after the end of what was asked of it: no other rank counts
 /// that as an error. What is asked of it later fails.
 pub fn leaving(o: &Options, table: &Table, group: Group) {
     let mut rank = Rank::new(o, table, group, 1);

@@ -16,7 +16,7 @@ fn while_time_passes(rank: &Rank) {
     }
 }
 
-/// A put that arrives before its target has registered the memory waits and lands, and so does the signal behind the put.
+/// A put that arrives before its target has registered the memory waits and lands, and so does the signal after the put.
 pub fn late(o: &Options, table: &Table, group: Group) {
     registered_late(o, table, group, false);
 }
@@ -103,7 +103,7 @@ pub fn deregistered(o: &Options, table: &Table, group: Group) {
         rank.exchange(b"!");
         rank.exchange(b"!");
         let same = (0..512).all(|i| memory.value(8 * i) == 0x7777_7777_7777_7777);
-        assert!(same, "memory was written behind its deregistration");
+        assert!(same, "memory was written after its deregistration");
     } else {
         rank.exchange(b"!");
         if me == 0 {

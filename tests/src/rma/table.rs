@@ -1,4 +1,4 @@
-//! NCCL's tables for one-sided operations, written after NCCL's headers, behind one interface.
+//! NCCL's tables for one-sided operations, written after NCCL's headers, under one interface.
 //!
 //! NCCL 2.28.9 takes GIN v11, 2.29 GIN v12, 2.30.3 and 2.30.4 RMA v13, 2.30.7 RMA v14. RMA v15 and v16 are those of later headers.
 

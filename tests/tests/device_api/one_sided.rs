@@ -14,7 +14,7 @@ pub enum Target {
     Buffer,
 }
 
-/// Puts of every size, at each scope, each with a signal behind it. The receiver reads as soon as the
+/// Puts of every size, at each scope, each with a signal after it. The receiver reads as soon as the
 /// signal is there.
 pub fn one_sided(rig: &Rig, scopes: &[Scope], target: Target) {
     let pair = rig.pair(window(8192));

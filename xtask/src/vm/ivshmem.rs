@@ -43,7 +43,7 @@ pub struct Device {
     pub memory: Memory,
 }
 
-/// What lies behind a BAR.
+/// What backs a BAR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
     /// A file of its own of this many MiB; no interrupts.

@@ -212,7 +212,7 @@ impl<'a> Rank<'a> {
         let (source, target) = (memory(sends, "osu-source")?, memory(receives, "osu-target")?);
         let qp = comm.queue_pair(peer as u32, 0, QpConfig::default())?;
         let register = |memory: Option<&Memory>| -> Result<Option<Region>> {
-            // SAFETY: source and target are dropped behind the queue pair, here and in the struct.
+            // SAFETY: source and target are dropped after the queue pair, here and in the struct.
             memory.map(|m| unsafe { m.register(&qp) }).transpose()
         };
         // What lies in device memory is pushed.

@@ -58,7 +58,7 @@ impl State {
             outward.look().map_err(Failure::system("copying out of the GPU's memory"))?;
         }
         self.take_in(means)?;
-        // One mark behind all that was taken in, and behind the signals, which are stored without waiting for it.
+        // One mark after all that was taken in, and after the signals, which are stored without waiting for it.
         self.own.advance(&mut self.inward, &mut self.requests)?;
         self.inward.mark()?;
         self.settle_flushes();
@@ -238,7 +238,7 @@ impl State {
                 };
                 if let Some((memory, address)) = memory {
                     // SAFETY: the payload lies in the peer's window, checked, which stays mapped until the message is given
-                    // back behind the mark; the memory is registered, and `settle_copies` comes before it is not.
+                    // back after the mark; the memory is registered, and `settle_copies` comes before it is not.
                     landing.mark = unsafe { self.inward.copy(message.payload, &memory, address, bytes)? };
                 }
                 match adds {

@@ -297,7 +297,7 @@ fn p7_a_peer_that_comes_at_the_last_moment_is_given_the_limit_once_more_and_only
 fn p7_a_peer_that_had_given_up_before_this_end_came_is_waited_for_again() {
     let mut a: Connect<u64> = Connect::new(inc(1), offer(1), LIMIT, GIVES_UP, 0);
     drain(&mut a);
-    // Its offer is still there, and its end behind it; it did not know of this end.
+    // Its offer is still there, and its end after it; it did not know of this end.
     a.take(resume(5, None, 0, 2), 0).unwrap();
     a.prepared(0, Vec::new(), 0);
     drain(&mut a);

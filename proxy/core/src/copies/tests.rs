@@ -55,7 +55,7 @@ fn what_is_there_is_forgotten_and_a_copy_of_the_peers_is_not() {
     c.received(3, 8);
     assert_eq!(c.count, 3);
     c.received(3, 20);
-    assert_eq!(c.count, 2, "those behind a copy wait for it");
+    assert_eq!(c.count, 2, "those after a copy wait for it");
     assert!(c.touch((1, 349), 1, 20) && !c.touch((1, 449), 1, 20));
     c.received(6, 20);
     assert_eq!(c.count, 0);

@@ -114,7 +114,7 @@ impl Tree {
         found
     }
 
-    /// Puts a node into slot `at`, and behind the node `before` in the order, or first.
+    /// Puts a node into slot `at`, and after the node `before` in the order, or first.
     pub(super) fn insert(&mut self, at: usize, node: Node, before: Place) -> Place {
         let place = at as Place + 1;
         self.inserted = self.inserted.wrapping_add(1);

@@ -62,7 +62,7 @@ pub struct Message {
 /// What the caller has to do with a message.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Action {
-    /// Nothing: the message waits, and the messages behind it.
+    /// Nothing: the message waits, and the messages after it.
     Wait,
     /// Write the message's own words as the next receive record.
     ShowWords,

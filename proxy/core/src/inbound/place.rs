@@ -142,7 +142,7 @@ impl Inbound {
         }
         let Some(b) = found else {
             // A credit says that there is a receive and not which, or that the SEND may come before its receive. The program
-            // has the rest of the queue pair's life to post the right one. Those behind it wait with the link.
+            // has the rest of the queue pair's life to post the right one. Those after it wait with the link.
             return Ok(Action::Wait);
         };
         if b.length < r.length {
@@ -204,7 +204,7 @@ impl Inbound {
         })
     }
 
-    /// Begins a copy, or answers that the message waits: copies out of mapped memory into a device's are queued behind
+    /// Begins a copy, or answers that the message waits: copies out of mapped memory into a device's are queued after
     /// each other, and every other copy is alone.
     fn begin<S: Site>(
         &mut self,

@@ -38,7 +38,7 @@ impl Shown {
 }
 
 impl Inbound {
-    /// A receiver that goes on behind what is kept of an earlier one. `kept` was checked; the device has given back `consumed`
+    /// A receiver that goes on after what is kept of an earlier one. `kept` was checked; the device has given back `consumed`
     /// receive records; `record` finds the words of the receive record of a number, if it was written. Where SENDs go to posted
     /// receives, `open` are those that are kept, and `receive` finds that of a number in the program's ring.
     pub fn resumed(

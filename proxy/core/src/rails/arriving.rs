@@ -145,7 +145,7 @@ impl Arriving {
         self.slot(self.accepted).is_whole() || self.jumps_a_hole()
     }
 
-    /// Planted: counts on past a message that is not whole, once the message behind it is whole.
+    /// Planted: counts on past a message that is not whole, once the message after it is whole.
     fn jumps_a_hole(&self) -> bool {
         planted!(P6Hole) && self.slot(self.accepted).of > 0 && self.slot(self.accepted + 1).is_whole()
     }

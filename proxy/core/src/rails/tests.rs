@@ -167,7 +167,7 @@ impl World {
         if self.sending.is_up(rail) {
             self.sending.leave(rail);
             self.rails[rail].broken = true;
-            // What is behind some stripe never arrives. Its bytes may have landed.
+            // What is after some stripe never arrives. Its bytes may have landed.
             let kept = x % (self.rails[rail].flying.len() + 1);
             (kept..kept + x % 3).for_each(|nth| self.land(rail, nth));
             self.rails[rail].flying.truncate(kept);

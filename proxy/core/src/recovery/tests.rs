@@ -102,7 +102,7 @@ impl World {
                 self.perform(at);
             }
             let end = &mut self.ends[at];
-            // A higher epoch was adopted behind the fence: that fence is good for it, too.
+            // A higher epoch was adopted after the fence: that fence is good for it, too.
             if end.fence.is_none() && end.machine.phase() == Phase::Fencing {
                 end.safe_from = end.machine.epoch();
             }
@@ -365,7 +365,7 @@ proptest! {
                 5 | 6 => w.post(at),
                 7 | 8 => w.arrive(at),
                 9 if r & 6 == 0 => w.break_link(at),
-                // Repeated, behind what was said later; or lost with its channel.
+                // Repeated, after what was said later; or lost with its channel.
                 10 => {
                     if let Some(control) = w.channels[at].front().copied() {
                         w.channels[at].push_back(control);

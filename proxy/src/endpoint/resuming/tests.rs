@@ -1,4 +1,4 @@
-//! An engine dies behind any one of its stores, and another one goes on over the same memory: every message arrives once, in
+//! An engine dies after any one of its stores, and another one goes on over the same memory: every message arrives once, in
 //! order, and what a device has taken is not written again.
 
 use std::collections::VecDeque;
@@ -49,7 +49,7 @@ enum Kind {
     Inline,
     Window,
     PutWithSignal,
-    /// Announced by the message behind it.
+    /// Announced by the message after it.
     Put,
     Signal,
 }
@@ -297,7 +297,7 @@ impl Rank {
                 }
                 Kind::PutWithSignal if signals[0] > n => self.use_up(n),
                 Kind::Signal if signals[1] > n => {}
-                // The message behind it says when it is there.
+                // The message after it says when it is there.
                 Kind::Put => {}
                 _ => return,
             }
@@ -380,7 +380,7 @@ enum Dies {
     Both,
 }
 
-/// Both ranks send [`MESSAGES`], to buffers of posted receives if `posts`. Engines die behind store number `at`, and once more a
+/// Both ranks send [`MESSAGES`], to buffers of posted receives if `posts`. Engines die after store number `at`, and once more a
 /// while later. False if none died.
 fn run(at: u64, dies: Dies, posts: bool) -> bool {
     let mut ranks = [0, 1].map(|rank| Rank::new(rank, posts));
@@ -460,7 +460,7 @@ fn run(at: u64, dies: Dies, posts: bool) -> bool {
     for r in &ranks {
         assert_eq!(r.completed, MESSAGES.div_ceil(3) * 3, "a completion for each that asked for one");
         let used = (0..PLACES).all(|p| read(r.region.address() + p as usize * UNIT, UNIT) == [USED; UNIT]);
-        assert!(used, "store {at}: a copy was made again behind its signal");
+        assert!(used, "store {at}: a copy was made again after its signal");
         assert!(r.device.delivered() == r.device.slots());
     }
     deaths > 0

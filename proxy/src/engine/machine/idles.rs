@@ -51,7 +51,7 @@ impl Idles {
     #[inline]
     pub(super) fn begin(&mut self, worked: usize) -> usize {
         let n = self.turns.len();
-        // Behind the last pass's part, whatever the length of this one: none is left out. A part goes on around the end, and
+        // After the last pass's part, whatever the length of this one: none is left out. A part goes on around the end, and
         // there may be fewer queue pairs than there were.
         self.first = match self.next {
             next if next < n => next,

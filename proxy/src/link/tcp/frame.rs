@@ -23,7 +23,7 @@
 //! | 5 BEAT | so that something is under way |
 //! | 6 RECEIVE | a posted receive of the sender: its number (64 bits), its four words |
 //! | 7 REGION | a region of the sender: key (64 bits); bytes (64 bits), 0 for one that went |
-//! | 8 ASK | a number (64 bits), which the receiver is to answer behind all that it has told |
+//! | 8 ASK | a number (64 bits), which the receiver is to answer after all that it has told |
 //! | 9 ANSWER | that number (64 bits) |
 
 use pushgate_driver_shim::record::RecordWords;

@@ -1,7 +1,7 @@
 //! Where the links of one process meet their peers: a door, and threads that wait for the network beside the engine.
 //!
 //! An end says where it listens, the secret of its door, and a token that names the link there. The end with the lower rank
-//! dials each stream; behind the proof of the secret it says the token and the stream's number. A stream that names no link
+//! dials each stream; after the proof of the secret it says the token and the stream's number. A stream that names no link
 //! which waits is closed.
 
 use std::collections::HashMap;
@@ -233,7 +233,7 @@ impl Last {
         if !self.closed {
             match self.stream.flush() {
                 Ok(true) => {
-                    // Behind this the peer finds the end of the stream.
+                    // After this the peer finds the end of the stream.
                     self.stream.close();
                     self.closed = true;
                 }

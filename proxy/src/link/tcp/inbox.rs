@@ -83,7 +83,7 @@ struct Arriving {
 
 /// What an end has heard of its peer.
 pub struct Inbox {
-    /// The next message that is taken, and by its number modulo the ring's length those behind it.
+    /// The next message that is taken, and by its number modulo the ring's length those after it.
     next: u64,
     ring: Box<[Arriving]>,
     /// Messages that have come, whole or in part, and were not taken.
@@ -219,7 +219,7 @@ impl Inbox {
 
     /// Whether payload that has come in part goes to a region of this end.
     pub fn lands_in(&self, key: u32) -> bool {
-        // Placed messages stay in use until they are taken; behind that the endpoint knows.
+        // Placed messages stay in use until they are taken; after that the endpoint knows.
         self.open > 0 && self.ring.iter().any(|m| m.known && m.placed && m.key == key)
     }
 

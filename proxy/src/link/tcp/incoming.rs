@@ -1,7 +1,7 @@
 //! What arrives on one stream: bytes become frames, and payload goes straight to its place.
 //!
 //! Headers, and what comes along with them, are received into a buffer of the stream. Of a payload that did not come along
-//! the rest is received where it belongs, without a copy. So behind a long payload the buffer takes little, for
+//! the rest is received where it belongs, without a copy. So after a long payload the buffer takes little, for
 //! what comes there is copied once more.
 
 use pushgate_driver_shim::record::RecordWords;

@@ -52,7 +52,7 @@ struct Stream {
     frames: VecDeque<Frame>,
     /// Frames that the wire has taken and may still read: their headers must not change either.
     gone: usize,
-    /// Bytes of the first frame behind those that the wire has taken.
+    /// Bytes of the first frame after those that the wire has taken.
     taken: usize,
     /// Bytes of all frames that the wire has not taken.
     waiting: usize,
@@ -127,7 +127,7 @@ impl Outgoing {
         self.streams[0].has_room(0)
     }
 
-    /// A control frame is to leave, behind what is in frames already.
+    /// A control frame is to leave, after what is in frames already.
     ///
     /// # Panics
     ///

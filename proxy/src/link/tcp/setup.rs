@@ -32,7 +32,7 @@ pub struct Config {
     /// Receives of this end name buffers.
     pub posted_receives: bool,
     /// SENDs of an end that may come before the receives that they take are posted, where those name buffers: short ones, which wait at
-    /// the receiver. A SEND that waits for its receive holds up those behind it, whatever their tags are. At most [`MOST_AHEAD`], and
+    /// the receiver. A SEND that waits for its receive holds up those after it, whatever their tags are. At most [`MOST_AHEAD`], and
     /// as many as the receiver posts at once. Both ends must say the same.
     pub ahead: u32,
     /// The program's own threads drive the engine, so a system call takes the program's time: where SENDs of the peer need not wait for

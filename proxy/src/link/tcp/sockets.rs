@@ -207,7 +207,7 @@ impl Wire for Sockets {
         }
         let (socket, place) = (&self.streams[stream], self.places[stream]);
         if let Some(place) = place {
-            // Before the call: room that comes behind it is told again.
+            // Before the call: room that comes after it is told again.
             self.readiness.clear(place, ROOM);
         }
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
@@ -258,7 +258,7 @@ impl Wire for Sockets {
         }
         let (socket, place) = (&self.streams[stream], self.places[stream]);
         if let Some(place) = place {
-            // Before the call: bytes that come behind it are told again.
+            // Before the call: bytes that come after it are told again.
             self.readiness.clear(place, BYTES);
         }
         let result = if socket.is_encrypted() {

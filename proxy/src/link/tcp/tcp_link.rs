@@ -259,7 +259,7 @@ impl TcpLink {
         over || arrived && settled && self.outgoing.is_empty()
     }
 
-    /// Whether nothing more comes from the peer, behind a look. For tests whose ends act in turns.
+    /// Whether nothing more comes from the peer, after a look. For tests whose ends act in turns.
     pub fn hears_no_more(&mut self) -> bool {
         while self.pump_in() {}
         self.deserted || self.healthy().is_err() || self.ending != Ending::Open

@@ -156,7 +156,7 @@ fn any_order(seed: u64, way: Way, breaks: bool) -> u64 {
         check_signal(b, &puts[0]);
         assert_eq!(rig.net.wrong(), None, "seed {seed}");
     }
-    // Far longer than an attempt to make a link may take, and the pause behind the attempt.
+    // Far longer than an attempt to make a link may take, and the pause after the attempt.
     for _ in 0..200_000 {
         rig.pass(&mut ends, 100_000);
         ends.iter_mut().for_each(|end| {
@@ -422,7 +422,7 @@ fn p5_p7_an_end_hears_its_peer_while_a_message_waits_for_its_receive_and_keeps_t
     send(&mut pair[1], 8, &[2; 64]);
     rig.run(&mut pair, 200);
     assert!(pair[0].device.try_recv().is_some());
-    assert_eq!(pair[1].device.retired(), 1, "the peer's counts lie behind the message that waits");
+    assert_eq!(pair[1].device.retired(), 1, "the peer's counts lie after the message that waits");
     pair[0].endpoint.fail(ABORTED);
     rig.run(&mut pair, 400);
     assert_eq!(pair[1].endpoint.status(), None, "a message waits for its receive");

@@ -1,4 +1,4 @@
-//! Work requests on their way: written one behind the other, posted as one
+//! Work requests on their way: written one after the other, posted as one
 //! chain, and counted until they are done.
 
 use pushgate_rdma_core_sys as sys;
@@ -31,7 +31,7 @@ pub(super) struct Sge {
 }
 
 /// How a link learns that the peer's device has what was written, where the completion of a WRITE says only that the bytes
-/// have left this end: a READ behind the WRITEs completes once they are there.
+/// have left this end: a READ after the WRITEs completes once they are there.
 #[derive(Clone, Copy)]
 pub(super) struct Echo {
     /// What is read of the peer's memory.

@@ -107,7 +107,7 @@ pub struct Description {
     pub lid: u16,
     /// Entries of its GID table that hold an address.
     pub gids: Vec<GidEntry>,
-    /// IP addresses of the network interface behind it, which iWARP uses.
+    /// IP addresses of its network interface, which iWARP uses.
     pub addresses: Vec<IpAddr>,
     /// Its rate, Gb/s.
     pub gigabits: Option<f64>,
@@ -203,7 +203,7 @@ impl Candidate {
         all.join(", ")
     }
 
-    /// Why it is behind another.
+    /// Why it comes after another.
     fn behind(&self, first: &Candidate) -> String {
         let (ours, theirs) = (&self.description, &first.description);
         if self.reach != first.reach {

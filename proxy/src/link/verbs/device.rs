@@ -142,7 +142,7 @@ fn library() -> Result<&'static sys::Verbs, VerbsError> {
     let verbs = sys::open().map_err(|e| VerbsError::Library(e.to_string()))?;
     // Before any other call. Where the kernel copies pinned pages for a child at the fork (Linux
     // 5.12 with rdma-core 35 and later) nothing is needed. Elsewhere the library keeps registered pages
-    // out of children, with all else that lies on those pages: a write behind a fork would move the
+    // out of children, with all else that lies on those pages: a write after a fork would move the
     // parent to another page than the device's.
     FORK.call_once(|| {
         // SAFETY: takes nothing, and asks the kernel.

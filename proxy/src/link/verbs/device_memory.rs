@@ -100,7 +100,7 @@ mod tests {
             let why = unsafe { mock.device.try_device_memory(AT, 4096, exported) }.unwrap_err().to_string();
             assert!(why.contains(said), "{why}");
             let names: Vec<_> = mock::take().into_iter().map(|(name, _)| name).collect();
-            assert_eq!(names, ["alloc_pd", call, "dealloc_pd"], "the domain stays behind");
+            assert_eq!(names, ["alloc_pd", call, "dealloc_pd"], "the domain stays");
         }
     }
 }

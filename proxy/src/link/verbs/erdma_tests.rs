@@ -185,7 +185,7 @@ fn p7_over_software_iwarp_credit_comes_back_while_no_read_is_answered() {
             let record = Record { flags: Record::INLINE, ..Record::new(Opcode::Send) };
             assert!(a.device.post(record, &[1; 8]), "message {sent}");
             a.poll();
-            // WRITEs arrive. The answers to READs come behind them, and are not there yet.
+            // WRITEs arrive. The answers to READs come after them, and are not there yet.
             while sim.place(0) {}
             b.poll();
             assert!(b.device.try_recv().is_some(), "message {sent}");

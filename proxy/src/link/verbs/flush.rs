@@ -3,7 +3,7 @@
 //!
 //! Payload goes to the GPU's memory and its record to ours, by two ways over PCIe, and
 //! nothing orders writes to two places: a program that has seen the record may tell the GPU of a
-//! payload that is still on its way. A read behind the record settles that. A device's read
+//! payload that is still on its way. A read after the record settles that. A device's read
 //! request does not overtake the writes that it made before (PCI Express Base
 //! Specification, "Ordering and Receive Buffer Flow Control": a non-posted request must
 //! not pass a posted one), so the answer comes out of memory that has them. Any word of the
@@ -183,7 +183,7 @@ impl Flusher {
         match &self.broken {
             None => self.post()?,
             Some(_) if done => {}
-            // Whichever is asked for: the read that failed has taken those behind it along.
+            // Whichever is asked for: the read that failed has taken those after it along.
             Some(why) => {
                 let error = std::io::Error::other(why.clone());
                 return Err(self.failed("reading the GPU's memory back", error));

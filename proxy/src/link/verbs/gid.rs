@@ -52,7 +52,7 @@ pub struct GidEntry {
     pub gid: Gid,
     /// What packets look like.
     pub kind: GidType,
-    /// The network interface behind it, if any.
+    /// Its network interface, if any.
     pub netdev: Option<String>,
 }
 

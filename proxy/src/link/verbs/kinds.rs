@@ -174,7 +174,7 @@ impl Kind {
     }
 
     /// Whether the completion of a WRITE says that the peer's device has its bytes. RDMA over TCP completes a WRITE once its bytes
-    /// have left this end (RFC 5040, section 5.5); a READ behind it completes when the WRITE is placed.
+    /// have left this end (RFC 5040, section 5.5); a READ after it completes when the WRITE is placed.
     pub(super) fn acknowledges(&self) -> bool {
         self.protocol != Protocol::Iwarp
     }

@@ -5,7 +5,7 @@
 //! end has a place of its own in the outbox, so that it need not wait for the line before it where WRITEs keep their
 //! order.
 //!
-//! Where WRITEs keep their order and their arrival is learnt by a READ, which is a packet to and fro and may come back behind
+//! Where WRITEs keep their order and their arrival is learnt by a READ, which is a packet to and fro and may come back after
 //! much of the peer's payload, most lines with counts ask for nothing: they follow a line that is on its way or has arrived, and
 //! after [`AHEAD`] of them one asks. A peer that waits for credit has to wait for no READ of this end then.
 
@@ -245,7 +245,7 @@ mod tests {
             Some((due.asks, due.words[0]))
         };
         let counts = |received| move |line: &mut Line| line.acknowledge(PeerCounts { received, ..COUNTS });
-        // At first with nothing on its way, then behind a line whose READ is not back.
+        // At first with nothing on its way, then after a line whose READ is not back.
         for round in 0..4 {
             if round > 0 {
                 assert_eq!(next(&mut counts(50), 5), Some((true, 50)), "this one asks");
@@ -258,7 +258,7 @@ mod tests {
                 assert_eq!(next(&mut counts(99), 4), None, "no more slots are set aside");
             }
         }
-        // A line that was asked for, for its completion's sake, is still due behind one that follows.
+        // A line that was asked for, for its completion's sake, is still due after one that follows.
         assert_eq!(next(&mut Line::touch, 5), Some((true, 99)));
         assert_eq!(next(&mut Line::touch, 4), None);
         assert_eq!(next(&mut counts(100), 4), Some((false, 100)));
@@ -299,7 +299,7 @@ mod tests {
         line.acknowledge(COUNTS);
         assert!(wakes(&mut line), "counts beside it");
         line.touch();
-        assert!(wakes(&mut line), "the line behind it");
+        assert!(wakes(&mut line), "the line after it");
         let mut line = beat();
         line.touch_to_wake();
         assert!(wakes(&mut line), "receives beside it");

@@ -3,7 +3,7 @@
 //! The peer has a copy of our window, the *mirror*. A payload is written there
 //! by RDMA WRITE, to the very place that it has in our window: who may write the
 //! one by its credit may write the other (P1), and the receiving device reads it
-//! in place. Behind the payload goes its record, by a second WRITE into a slot
+//! in place. After the payload goes its record, by a second WRITE into a slot
 //! of the peer's *inbox*, in the same chain. A short payload travels in the slot.
 //! A PUT into a region that the peer's device can write goes straight there.
 //!
@@ -95,7 +95,7 @@ pub use verbs_link::VerbsLink;
 /// regions, posted receives (two where they go round the ring's end). Their slots are set aside, and
 /// so they need no permit.
 const CONTROL_WRS: u32 = 5;
-/// The last work request of each queue, behind which nothing is under way.
+/// The last work request of each queue, after which nothing is under way.
 const LAST_WRS: u32 = 1;
 /// Receives set aside for immediate data that only wakes.
 const NOTIFIES: u32 = 16;

@@ -75,7 +75,7 @@ pub(super) const SEND_ONLY: u32 = 0;
 
 impl Mr {
     /// Registers `bytes` from `address`. Never with relaxed ordering: data, record
-    /// and signal are written one behind the other, and seen so (P3).
+    /// and signal are written one after the other, and seen so (P3).
     ///
     /// # Safety
     /// The memory stays mapped while this lives, and nobody holds Rust references
@@ -429,7 +429,7 @@ impl Rc {
     }
 
     /// Ends it: what is posted completes with an error, and nothing more is carried out. A work request
-    /// of each queue, with these numbers, completes behind all others of its queue; they are the last
+    /// of each queue, with these numbers, completes after all others of its queue; they are the last
     /// that are posted. The send writes no bytes to `to`, memory that the peer's key reaches.
     pub(super) fn drain(&self, send: u64, receive: u64, to: Remote) -> Result<(), VerbsError> {
         let posting = |error| VerbsError::Call {

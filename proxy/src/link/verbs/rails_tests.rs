@@ -158,7 +158,7 @@ fn any_order(seed: u64, fate: Fate) {
             // The thread that makes the next link works in real time, and other tests want the processor.
             std::thread::sleep(Duration::from_micros(50));
         }
-        // The last message of each end: behind it all have arrived.
+        // The last message of each end: after it all have arrived.
         if !awaited && turns > 300 && !marked {
             marked = ends.iter_mut().all(End::posts_its_last);
         }

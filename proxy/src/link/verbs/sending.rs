@@ -36,7 +36,7 @@ impl Source {
             return unsafe { Mr::new(pd, "the window's copy", shadow.address, bytes, SEND_ONLY) };
         }
         match self.window.export().filter(|_| self.window.io_memory()) {
-            // SAFETY: as above, of the memory behind the dma-buf.
+            // SAFETY: as above, of the memory of the dma-buf.
             Some((fd, at)) => unsafe { Mr::dmabuf(pd, fd.as_fd(), at, bytes, address as u64, SEND_ONLY) },
             // SAFETY: as above; a device only reads the mapping.
             None => unsafe { Mr::new(pd, "window", address, bytes, SEND_ONLY) },

@@ -86,7 +86,7 @@ pub struct VerbsPrepared {
 /// Work requests that the send queue of `1 << log` messages holds: a payload and
 /// a record each, what is set aside for control writes, and the last. Where WRITEs tell nothing by their completion,
 /// lines may follow another one, and one more READ than those is posted until they are known to be there: in front of them
-/// and behind. There is a READ for each WRITE at most.
+/// and after. There is a READ for each WRITE at most.
 fn send_queue(log: u32, kind: &Kind) -> u32 {
     let writes = (2 << log) + CONTROL_WRS + LAST_WRS;
     if kind.acknowledges() { writes } else { 2 * (writes + 2 * AHEAD) }

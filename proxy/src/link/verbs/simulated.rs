@@ -105,7 +105,7 @@ pub(super) struct Nic {
     of_devices: Vec<Range<u64>>,
 }
 
-/// The device's state behind a context. It is never freed: a queue pair may outlive its device's [`Sim`].
+/// The device's state that backs a context. It is never freed: a queue pair may outlive its device's [`Sim`].
 fn nic(context: *mut ibv_context) -> MutexGuard<'static, Nic> {
     // SAFETY: `Sim::new` has put it there.
     let nic: &'static Mutex<Nic> = unsafe { &*mock::own(context).cast() };
@@ -312,7 +312,7 @@ impl Nic {
         true
     }
 
-    /// Completes the oldest WRITE of a queue pair. False if there is none that can: behind a WRITE that failed none
+    /// Completes the oldest WRITE of a queue pair. False if there is none that can: after a WRITE that failed none
     /// completes, at neither end, though pieces of it may be placed.
     fn complete(&mut self, number: u32) -> bool {
         if self.early {

@@ -288,7 +288,7 @@ impl Flow {
     }
 
     /// P6: what the reader's session segment says has arrived. It covers the signals that are written and the counts that the
-    /// sender was told, and all of it is in its place: but for the last signal, which is written behind that line.
+    /// sender was told, and all of it is in its place: but for the last signal, which is written after that line.
     pub(in crate::sim) fn see_journal_of_receiver(
         &mut self,
         taken: &Taken,

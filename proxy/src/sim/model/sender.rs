@@ -13,7 +13,7 @@ use crate::sim::violation::Violation;
 const CURSOR: u64 = abi::PUSHGATE_CURSOR_MASK as u64;
 
 impl Flow {
-    /// Where the rule of abi.h places a payload of `units`, and the units taken behind it.
+    /// Where the rule of abi.h places a payload of `units`, and the units taken after it.
     fn place(&self, units: u64) -> (u64, u64) {
         let taken = self.slots.last().map_or(0, |s| s.units_after);
         let ring = 1u64 << self.geometry.window_log;
@@ -259,7 +259,7 @@ impl Flow {
         self.due = self.slots[..published as usize].iter().filter(|s| s.signaled).count() as u64;
     }
 
-    /// All completions that are due behind the sender's end have come.
+    /// All completions that are due after the sender's end have come.
     pub(in crate::sim) fn is_over(&self) -> bool {
         self.cqes.1 >= self.due
     }

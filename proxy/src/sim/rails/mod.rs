@@ -194,7 +194,7 @@ impl State {
         }
     }
 
-    /// A rail's link breaks, at both ends. What is behind some stripe never arrives; its bytes may have landed.
+    /// A rail's link breaks, at both ends. What is after some stripe never arrives; its bytes may have landed.
     fn fall(&mut self, rail: usize) {
         let State { wires, memory, random, falls, .. } = self;
         let wire = &mut wires[rail];

@@ -279,7 +279,7 @@ impl Cluster<'_> {
         Ok(())
     }
 
-    /// Gets ready to receive. Returns the places, behind the numbers of both offers.
+    /// Gets ready to receive. Returns the places, after the numbers of both offers.
     fn prepare(&mut self, qp: usize, end: usize, offer: Frame) -> Result<Vec<u8>, ConnectError> {
         let (peer, watches) = (self.qps[qp].ranks[1 - end], self.set_ups[qp].faults > 0);
         let e = self.end(qp, end);

@@ -62,7 +62,7 @@ verified
 [ -s /tmp/up ] || fail "the run ended before the port came up"
 says 'the rail carries again'
 after=$(($(counter rxer1 sent_pkts) - $(cat /tmp/down)))
-echo "-- rxer1 sent $after packets behind its return"
+echo "-- rxer1 sent $after packets after its return"
 [ "$after" -gt 500 ] || fail "the rail that came back carries nothing"
 
 # A port that is down at the start: the ranks start over the other device, and take this one when its port comes up.
@@ -84,7 +84,7 @@ verified
 says 'the port is down: queue pairs start over the other devices'
 says 'the rail carries again'
 after=$(($(counter rxer1 sent_pkts) - before))
-echo "-- rxer1 sent $after packets behind its start"
+echo "-- rxer1 sent $after packets after its start"
 [ "$after" -gt 500 ] || fail "the rail whose port came up carries nothing"
 # The first device of the list is the one whose port is down; then those of both are, or no rail could come back.
 ip link set r1 down

@@ -146,7 +146,7 @@ impl TcpLink {
             let (key, bytes) = self.untold.pop_front().expect("there is one");
             self.outgoing.control(Kind::Region, &[key as u64, bytes]);
         }
-        // Behind all regions that there were when the peer asked.
+        // After all regions that there were when the peer asked.
         if self.answers_sent != self.inbox.asked && self.untold.is_empty() && self.outgoing.has_room() {
             self.answers_sent = self.inbox.asked;
             self.outgoing.control(Kind::Answer, &[self.answers_sent]);

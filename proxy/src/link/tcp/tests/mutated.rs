@@ -226,7 +226,7 @@ fn p7_p8_changed_frames_write_nothing_elsewhere_fill_no_memory_and_stop_no_other
                 next[stream] += 1;
             }
             if bytes.len() >= 12 && !random.one_in(20) {
-                // So that not every frame behind one that was left out or put in is refused for its number.
+                // So that not every frame after one that was left out or put in is refused for its number.
                 let right = Head::read(&bytes).is_ok();
                 bytes[8..12].copy_from_slice(&numbers[stream].to_le_bytes());
                 if right || random.one_in(4) {

@@ -168,7 +168,7 @@ impl Ring {
     /// The queues, for a moment.
     #[inline]
     pub fn lock(&self) -> MutexGuard<'_, Queues> {
-        // Behind a panic the queues are still what the kernel knows of.
+        // After a panic the queues are still what the kernel knows of.
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -344,7 +344,7 @@ impl Queues {
         Ok(())
     }
 
-    /// Wakes the engine, if anything has come that was not taken. Behind [`Queues::look`] on a thread that is not the
+    /// Wakes the engine, if anything has come that was not taken. After [`Queues::look`] on a thread that is not the
     /// engine's: what was read there can't wake an engine any more that sleeps.
     pub fn wake(&mut self) -> io::Result<()> {
         if self.unclaimed == 0 {

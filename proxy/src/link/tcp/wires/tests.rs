@@ -254,7 +254,7 @@ fn a_full_stream_takes_no_more_until_the_peer_reads() {
             quiet = if n > 0 { 0 } else { quiet + 1 };
             quiet == 1000
         });
-        // What was told before may call for one more look; behind that nothing can go on.
+        // What was told before may call for one more look; after that nothing can go on.
         until(|| !wire.prepare_sleep(&|_| true));
         assert!(!ready(&*wire, 0));
         let (mut bytes, mut read) = (vec![0; 1 << 20], 0u64);
@@ -300,7 +300,7 @@ fn an_encrypted_stream_that_is_full_takes_no_more_until_the_peer_reads() {
         quiet = if n > 0 { 0 } else { quiet + 1 };
         quiet == 1000
     });
-    // What was told before may call for one more look; behind that the engine may sleep.
+    // What was told before may call for one more look; after that the engine may sleep.
     until(|| !wire.prepare_sleep(&|_| true));
     assert!(!ready(&wire, 0));
     let (mut bytes, mut read) = (vec![0; SIZE], 0u64);
@@ -542,7 +542,7 @@ fn a_link_that_was_alone_at_its_engine_misses_nothing_when_another_one_comes_and
         // SAFETY: the memory stays until the wires have stopped.
         let receive = |wire: &mut dyn Wire, at| unsafe { wire.receive(0, &[memory.piece(at, 32)]) }.unwrap();
         for round in 0..40 {
-            // Bytes that come before the other link, beside it, and behind it, each with a look before them and without one.
+            // Bytes that come before the other link, beside it, and after it, each with a look before them and without one.
             let look = |wire: &mut dyn Wire, when: u32| {
                 if round >> when & 1 == 1 {
                     assert_eq!(receive(wire, 0), 0);

@@ -90,7 +90,7 @@ impl VerbsLink {
     }
 
     /// True once this end has written its last words. A peer that has read them may go at once, and over iWARP the connection
-    /// ends with it, before the READ behind these words is answered.
+    /// ends with it, before the READ after these words is answered.
     pub(super) fn has_told_its_end(&self) -> bool {
         self.line.has_ended() && !self.line.has_last_words()
     }
@@ -104,7 +104,7 @@ impl VerbsLink {
             || self.peer_status() != 0
     }
 
-    /// Puts the queue pair into the error state, behind which nothing new is carried out.
+    /// Puts the queue pair into the error state, after which nothing new is carried out.
     pub(super) fn begin_to_drain(&mut self) {
         self.chain.forget();
         self.held.clear();

@@ -729,7 +729,7 @@ mod tests {
             assert_eq!(moves[receives][3], moves[sends][4], "first packets");
         }
         // P4.
-        assert!(moves[4..6].iter().all(|with| with[5] == 0), "a queue pair that retries behind an RNR NAK");
+        assert!(moves[4..6].iter().all(|with| with[5] == 0), "a queue pair that retries after an RNR NAK");
     }
 
     thread_local! {

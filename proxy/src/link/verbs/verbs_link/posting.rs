@@ -41,7 +41,7 @@ impl VerbsLink {
         if self.health.is_deserted() {
             return Err(LinkDown::PeerLeft);
         }
-        // Control writes come behind the messages of a pass.
+        // Control writes come after the messages of a pass.
         if !self.chain.has_room(2 + CONTROL_WRS as usize) {
             self.flush()?;
         }
@@ -207,7 +207,7 @@ impl VerbsLink {
         let told = self.receives_told;
         self.tell_receives();
         if self.receives_told != told {
-            // Nothing but what comes behind it wakes a peer that waits for one of them.
+            // Nothing but what comes after it wakes a peer that waits for one of them.
             self.line.touch_to_wake();
         }
         let follow = self.in_order && self.chain.asks_by_echo() && self.chain.copies(LINE_WORDS * 8);
@@ -294,7 +294,7 @@ impl VerbsLink {
     }
 
     /// Writes the records whose payload has arrived. The peer takes slots in their order, so a record that
-    /// is held back holds back those behind it there.
+    /// is held back holds back those after it there.
     #[cold]
     pub(super) fn release_held(&mut self) {
         while let Some(held) = self.held.front()

@@ -186,7 +186,7 @@ impl VerbsLink {
         Ok((theirs, agreed))
     }
 
-    /// The next link takes the place of the present one. The first message over it is the one behind the first `accepted` of
+    /// The next link takes the place of the present one. The first message over it is the one after the first `accepted` of
     /// the session.
     pub(super) fn adopt(&mut self, made: Made, places: Places, agrees: Agrees, accepted: u64) {
         let Made { rc, connection, registered, regions, sources, gid, .. } = made;

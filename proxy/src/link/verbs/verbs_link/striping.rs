@@ -2,7 +2,7 @@
 //!
 //! A stripe's payload is written to where the whole message would go, from the stripe's offset on: into the copy of the
 //! window or straight into the region. Its record stands in the next slot of this link's inbox, with the stripe's own
-//! numbers behind it. Slots are counted for each link, messages for the session.
+//! numbers after it. Slots are counted for each link, messages for the session.
 
 use std::sync::atomic::Ordering;
 
@@ -30,7 +30,7 @@ impl Rail for VerbsLink {
         if self.health.is_deserted() {
             return Err(LinkDown::PeerLeft);
         }
-        // Control writes come behind the stripes of a pass.
+        // Control writes come after the stripes of a pass.
         if !self.chain.has_room(2 + CONTROL_WRS as usize) {
             self.flush()?;
         }
