@@ -32,5 +32,10 @@ fn sending_over(mut pair: Pair, length: usize) -> Sending {
     from.write(0, &bytes(3, length));
     let lkey = pair.ends[0].add_region(from.memory(), length as u64).unwrap();
     let rkey = pair.ends[1].add_region(to.memory(), length as u64).unwrap();
+    // As the engine, which answers a program then: a large region is registered beside it.
+    pushgate_tests::wait_until("the regions are registered", || {
+        (0..2).for_each(|end| _ = pair.poll(end));
+        pair.ends.iter().all(|end| end.regions_told())
+    });
     Sending { pair, from, lkey, to, rkey }
 }
