@@ -864,8 +864,8 @@ fn a_user_with_eight_busy_programs_leaves_a_user_with_one_a_fair_share_of_a_core
     many.end();
 }
 
-/// The least part of its speed that a user keeps. Without threads that stand back it is 0.28 to 0.43, with them 0.82 to 1.23: the first user has less
-/// time for its own programs. It is 0.39 where attackers have 15 or 31 cores (SECURITY.md).
+/// The least part of its speed that a user keeps while attackers have one core: the first user has less time for its own programs, so it can be more than
+/// before. Where attackers have 15 cores of their own it is less (SECURITY.md).
 const LEAST_SPEED: f64 = 0.8;
 
 /// What is compared: the messages of a user for each second of processor time that the proxy has, which all is on one core. While the first user
