@@ -440,6 +440,8 @@ impl NewEnd {
                     events,
                     posted_receives: posted,
                     regions_written,
+                    // As NCCL's own network: all peers are ranks of one job.
+                    shares_domain: true,
                     ..Config::from(&settings.common)
                 };
                 config.traffic_class = class.or(config.traffic_class);

@@ -53,6 +53,9 @@ pub struct Config {
     /// The peer's RDMA device may write this end's regions. Without, messages only go out
     /// of them, and the peer is not told of any.
     pub regions_written: bool,
+    /// The queue pair is in the one protection domain that all such queue pairs on its [`Device`] share, and memory that several of
+    /// them register is registered once. Only for peers that may reach what this process registers for each of them.
+    pub shares_domain: bool,
     /// A path over which the peer's device answers nothing is found within this time, nanoseconds, where the link is replaced
     /// when it breaks, or is one of several; 0: by the device's own retries alone.
     pub path_timeout: u64,
@@ -82,6 +85,7 @@ impl Default for Config {
             events: false,
             posted_receives: false,
             regions_written: true,
+            shares_domain: false,
             path_timeout: 1_000_000_000,
             rail: false,
             cm: RdmaCm::Auto,

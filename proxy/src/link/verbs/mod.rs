@@ -34,6 +34,7 @@ mod cm_tests;
 mod config;
 mod device;
 mod device_memory;
+mod domain;
 #[cfg(test)]
 mod erdma_tests;
 mod error;

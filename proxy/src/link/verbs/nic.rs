@@ -11,8 +11,9 @@ use pushgate_rdma_core_sys as sys;
 
 use super::VerbsError;
 use super::device::Device;
+use super::domain::Pd;
 use super::kinds::failure;
-use super::objects::{Mr, Pd, SEND_ONLY};
+use super::objects::{Mr, SEND_ONLY};
 
 /// Allocated memory of a device.
 struct Dm {

@@ -13,44 +13,12 @@ use pushgate_rdma_core_sys as sys;
 use super::VerbsError;
 use super::chain::Remote;
 use super::device::{Device, PortState};
+use super::domain::Pd;
 use super::kinds::failure;
 
-fn failed(what: &str, remedy: &str) -> VerbsError {
+pub(super) fn failed(what: &str, remedy: &str) -> VerbsError {
     let error = std::io::Error::last_os_error();
     VerbsError::Call { what: what.into(), error, remedy: remedy.into() }
-}
-
-/// A protection domain: what is registered in one can't be reached through a
-/// queue pair of another. Each of our queue pairs has its own (P8).
-pub(super) struct Pd {
-    pub(super) device: Arc<Device>,
-    pub(super) raw: NonNull<sys::ibv_pd>,
-}
-
-// SAFETY: libibverbs' calls on its objects are thread-safe (rdma-core, "Thread
-// Safe" of verbs(7)); nothing here is tied to the thread that made it.
-unsafe impl Send for Pd {}
-// SAFETY: as above.
-unsafe impl Sync for Pd {}
-
-impl Pd {
-    pub(super) fn new(device: &Arc<Device>) -> Result<Arc<Self>, VerbsError> {
-        // SAFETY: the context is open as long as `device` lives.
-        let raw = unsafe { device.verbs.ibv_alloc_pd(device.raw()) };
-        let raw = NonNull::new(raw).ok_or_else(|| failed("a protection domain", ""))?;
-        Ok(Arc::new(Pd { device: device.clone(), raw }))
-    }
-}
-
-impl Drop for Pd {
-    fn drop(&mut self) {
-        if !self.device.owner.is_here() {
-            return;
-        }
-        // SAFETY: made in `new`, and nothing refers to it any more: regions and
-        // queue pairs hold this.
-        unsafe { self.device.verbs.ibv_dealloc_pd(self.raw.as_ptr()) };
-    }
 }
 
 /// Makes memory that a device will register, given its name and its size in bytes.
@@ -66,6 +34,8 @@ pub(super) struct Mr {
 
 // SAFETY: as for `Pd`.
 unsafe impl Send for Mr {}
+// SAFETY: as for `Pd`; nothing of it changes after it was made.
+unsafe impl Sync for Mr {}
 
 /// Remote writes need local ones.
 pub(super) const REMOTE_WRITE: u32 =

@@ -14,11 +14,12 @@ use pushgate_rdma_core_sys as sys;
 use super::cm::{CmOffer, Connecting, Connection, Listening};
 use super::config::{Config, WriteOrder, sources};
 use super::device::Device;
+use super::domain::Pd;
 use super::gid::{GidEntry, GidType, OwnAddress, Told};
 use super::inbox::InboxLayout;
 use super::kinds::{Kind, Protocol};
 use super::line::AHEAD;
-use super::objects::{Allocate, Cq, Mr, Pd, REMOTE_WRITE, Rc, SEND_ONLY};
+use super::objects::{Allocate, Cq, Mr, REMOTE_WRITE, Rc, SEND_ONLY};
 use super::offer::{Agreed, Offer, Places, WIRE};
 use super::sending::Sending;
 use super::slot::{SHORT, slot_bytes};
@@ -131,7 +132,7 @@ impl OwnEnd {
         send <= l.queue && receives <= l.queue && send + receives <= l.cq
     }
 
-    /// Makes a queue pair in a protection domain of its own.
+    /// Makes a queue pair, in a protection domain of its own unless the configuration shares one.
     pub(super) fn queue_pair(&self, device: &Arc<Device>) -> Result<Rc, VerbsError> {
         let (send, receives) = self.queues(device.kind);
         if !self.fits(device) {
@@ -139,7 +140,7 @@ impl OwnEnd {
             return Err(VerbsError::Queues { device: device.name().into(), receives, queue, cq });
         }
         let device = &device.for_queue_pair()?;
-        let pd = Pd::new(device)?;
+        let pd = if self.config.shares_domain { Pd::shared(device)? } else { Pd::new(device)? };
         // A CQ slot for every work request: on an error those complete too that did
         // not ask for it.
         let cq = Cq::new(device, send + receives, self.config.events && self.config.imm)?;

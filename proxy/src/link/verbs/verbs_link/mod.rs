@@ -56,7 +56,7 @@ struct OwnRegion {
     address: u64,
     lkey: u32,
     /// `None` while the link is replaced.
-    mr: Option<Mr>,
+    mr: Option<Arc<Mr>>,
     /// The last work request of the link that reads it.
     used: u64,
     /// Messages of the session up to the last one out of it.
@@ -67,7 +67,7 @@ struct OwnRegion {
 
 impl OwnRegion {
     /// Not used yet. `mr`: its registration for the present link, if there is a link.
-    fn new(what: Region, mr: Option<Mr>) -> Self {
+    fn new(what: Region, mr: Option<Arc<Mr>>) -> Self {
         let (address, lkey) = (what.place().0, mr.as_ref().map_or(0, |mr| mr.lkey));
         OwnRegion { what, address, lkey, mr, used: 0, last: 0, before: 0 }
     }
