@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Once, Weak};
+use std::sync::{Arc, Once};
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::fork::Owner;
@@ -15,7 +15,6 @@ use pushgate_rdma_core_sys as sys;
 
 use super::VerbsError;
 use super::choice::{self, Choice, Description, Distance, Wish};
-use super::domain::Pd;
 use super::gid::{self, Family, Gid, GidEntry, OwnAddress};
 use super::kinds::{Kind, Protocol, failure};
 use super::pkey;
@@ -52,8 +51,6 @@ pub struct Device {
     subnets: Subnets,
     /// Queue pairs get contexts of their own, see [`Kind`].
     own_contexts: bool,
-    /// The protection domain that queue pairs share.
-    pub(super) shared_domain: Mutex<Weak<Pd>>,
 }
 
 /// What is done beside an engine.
@@ -317,7 +314,6 @@ impl Device {
             beside: on_a_thread,
             subnets,
             own_contexts: false,
-            shared_domain: Mutex::default(),
         };
         // SAFETY: plain data.
         let mut attributes: sys::ibv_device_attr = unsafe { std::mem::zeroed() };
@@ -375,7 +371,6 @@ impl Device {
             // Those of 24 bits of IPv4.
             subnets: |entries| vec![120; entries.len()],
             own_contexts: false,
-            shared_domain: Mutex::default(),
         }
     }
 

@@ -7,8 +7,7 @@ use std::sync::Arc;
 
 use super::VerbsError;
 use super::device::Device;
-use super::domain::Pd;
-use super::objects::{Mr, REMOTE_WRITE};
+use super::objects::{Mr, Pd, REMOTE_WRITE};
 use crate::region::Exported;
 
 impl Mr {

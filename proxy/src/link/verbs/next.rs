@@ -17,10 +17,9 @@ use super::VerbsError;
 use super::cm::{CmOffer, Connection, Listening};
 use super::config::sources;
 use super::device::Device;
-use super::domain::Pd;
 use super::gid::{GidEntry, OwnAddress};
 use super::inbox::{InboxLayout, OF_DEVICE, REGION_WORDS, clear};
-use super::objects::{Mr, REMOTE_WRITE, Rc, SEND_ONLY};
+use super::objects::{Mr, Pd, REMOTE_WRITE, Rc, SEND_ONLY};
 use super::offer::{Offer, Places};
 use super::sending::Source;
 use super::setup::{OwnEnd, register_inbound, register_outbox};
@@ -56,8 +55,13 @@ impl Region {
         }
     }
 
-    /// Registers it; `None` for memory that no RDMA device reaches. `written`: the peer's device may write there.
-    pub(super) fn register(&self, pd: &Arc<Pd>, written: bool) -> Result<Option<Mr>, VerbsError> {
+    /// The registration of it, that of another queue pair where the domain is shared; `None` for memory that no RDMA device
+    /// reaches. `written`: the peer's device may write there.
+    pub(super) fn register_once(&self, pd: &Arc<Pd>, written: bool) -> Registration {
+        pd.once((self.place(), self.bytes, written), || self.register(pd, written))
+    }
+
+    fn register(&self, pd: &Arc<Pd>, written: bool) -> Result<Option<Mr>, VerbsError> {
         let access = if written { REMOTE_WRITE } else { SEND_ONLY };
         let bytes = self.bytes as usize;
         match &self.memory {
@@ -209,7 +213,7 @@ impl Begin {
                 break;
             }
             if !made.regions.contains_key(&region.key)
-                && let Some(mr) = made.rc.pd.register(region, kept.regions_written)?
+                && let Some(mr) = region.register_once(&made.rc.pd, kept.regions_written)?
             {
                 made.regions.insert(region.key, mr);
             }

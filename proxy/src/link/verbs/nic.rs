@@ -11,9 +11,8 @@ use pushgate_rdma_core_sys as sys;
 
 use super::VerbsError;
 use super::device::Device;
-use super::domain::Pd;
 use super::kinds::failure;
-use super::objects::{Mr, SEND_ONLY};
+use super::objects::{Mr, Pd, SEND_ONLY};
 
 /// Allocated memory of a device.
 struct Dm {

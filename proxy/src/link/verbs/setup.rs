@@ -14,12 +14,11 @@ use pushgate_rdma_core_sys as sys;
 use super::cm::{CmOffer, Connecting, Connection, Listening};
 use super::config::{Config, WriteOrder, sources};
 use super::device::Device;
-use super::domain::Pd;
 use super::gid::{GidEntry, GidType, OwnAddress, Told};
 use super::inbox::InboxLayout;
 use super::kinds::{Kind, Protocol};
 use super::line::AHEAD;
-use super::objects::{Allocate, Cq, Mr, REMOTE_WRITE, Rc, SEND_ONLY};
+use super::objects::{Allocate, Cq, Mr, Pd, REMOTE_WRITE, Rc, SEND_ONLY};
 use super::offer::{Agreed, Offer, Places, WIRE};
 use super::sending::Sending;
 use super::slot::{SHORT, slot_bytes};
@@ -140,7 +139,8 @@ impl OwnEnd {
             return Err(VerbsError::Queues { device: device.name().into(), receives, queue, cq });
         }
         let device = &device.for_queue_pair()?;
-        let pd = if self.config.shares_domain { Pd::shared(device)? } else { Pd::new(device)? };
+        let shared = self.config.domain.as_ref();
+        let pd = shared.map_or_else(|| Pd::new(device), |domain| domain.on(device))?;
         // A CQ slot for every work request: on an error those complete too that did
         // not ask for it.
         let cq = Cq::new(device, send + receives, self.config.events && self.config.imm)?;

@@ -83,12 +83,12 @@ impl VerbsLink {
             let Some(what) = self.registrar.waiting.pop_front() else { return };
             let written = self.kept.regions_written;
             if what.bytes <= QUICK {
-                let registration = pd.register(&what, written);
+                let registration = what.register_once(&pd, written);
                 self.registered(what, registration);
                 continue;
             }
             let task = what.clone();
-            match beside(&self.device, "a region", move || pd.register(&task, written)) {
+            match beside(&self.device, "a region", move || task.register_once(&pd, written)) {
                 Ok(answer) => self.registrar.under_way = Some((what, answer)),
                 Err(e) => self.registered(what, Err(VerbsError::Library(e.to_string()))),
             }
@@ -305,10 +305,10 @@ mod tests {
     #[test]
     fn queue_pairs_that_share_a_domain_register_a_region_once() {
         const BYTES: u64 = 12_345;
-        for (shares_domain, domains, times) in [(true, 1, 1), (false, 4, 2)] {
+        for (domain, domains, times) in [(Some(Arc::default()), 1, 1), (None, 4, 2)] {
             let mock = Mock::new(0);
             mock::take();
-            let config = Config { shares_domain, ..Config::default() };
+            let config = Config { domain, ..Config::default() };
             let [mut a, _a] = pair(&mock, &config);
             let [mut b, _b] = pair(&mock, &config);
             assert_eq!(did("alloc_pd", None), domains);
