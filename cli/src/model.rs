@@ -8,7 +8,6 @@ use pushgate::Error;
 use pushgate_driver_shim::file::read_text;
 use pushgate_pcie_model::hops::{self, Latency};
 use pushgate_pcie_model::plot::bytes as size;
-use pushgate_pcie_model::simulator::message_time;
 use pushgate_pcie_model::{
     Completions, Crossing, Dllps, Estimate, Hop, Link, ParameterError, Parameters, Route, Way, Window,
     crossings, estimate,
@@ -82,7 +81,6 @@ pub fn command() -> Command {
         )
         .arg(switch("params-help", "Prints all parameters with their values in force, as TOML, and ends"))
         .arg(optional("bytes", "BYTES,...", "Sizes of a message (1024-based) [default: 8 B to 64 MiB]"))
-        .arg(switch("simulate", "Also simulates every transfer, TLP by TLP"))
         .arg(optional("plot", "FILE", "Writes the latency by hops as SVG"))
         .arg(switch("json", "One JSON object"))
 }
@@ -92,7 +90,6 @@ struct Asked {
     route: Route,
     parameters: Parameters,
     sizes: Vec<u64>,
-    simulate: bool,
 }
 
 #[derive(Serialize)]
@@ -102,8 +99,6 @@ struct Cell {
     #[serde(flatten)]
     estimate: Estimate,
     reason: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    simulated_ns: Option<f64>,
 }
 
 #[derive(Serialize)]
@@ -224,12 +219,7 @@ fn asked(m: &ArgMatches) -> Result<Asked> {
             all.split(',').map(parse).collect::<Result<_, _>>()?
         }
     };
-    Ok(Asked {
-        parameters: parameters(m, &route.link, gpu.as_deref())?,
-        route,
-        sizes,
-        simulate: m.get_flag("simulate"),
-    })
+    Ok(Asked { parameters: parameters(m, &route.link, gpu.as_deref())?, route, sizes })
 }
 
 pub fn run(m: &ArgMatches) -> Result<()> {
@@ -249,9 +239,7 @@ pub fn run(m: &ArgMatches) -> Result<()> {
     for &bytes in &a.sizes {
         for way in Way::ALL {
             let e = estimate(way, &a.route, &a.parameters, bytes).map_err(wrong)?;
-            let simulated = a.simulate.then(|| message_time(way, &a.route, &a.parameters, bytes)).transpose();
-            let simulated_ns = simulated.map_err(wrong)?;
-            messages.push(Cell { way, bytes, estimate: e, reason: e.reason(), simulated_ns });
+            messages.push(Cell { way, bytes, estimate: e, reason: e.reason() });
         }
     }
     let crossings = crossings(&a.route, &a.parameters).map_err(wrong)?;
@@ -286,14 +274,10 @@ fn text(r: &Report, hop: Hop) -> String {
         "push: no fence is charged: many messages share one, or need none"
     };
     let _ = writeln!(s, "{fence}\n");
-    let simulated = r.messages.iter().any(|c| c.simulated_ns.is_some());
     let _ = write!(s, "{:>8}", "size");
     for way in Way::ALL {
         let us = format!("{way} us");
         let _ = write!(s, "  {us:>10}");
-        if simulated {
-            let _ = write!(s, " {:>10}", "simulated");
-        }
         let _ = write!(s, " {:>6} {:<18}", "GB/s", "limit");
     }
     let _ = writeln!(s, " best");
@@ -306,9 +290,6 @@ fn text(r: &Report, hop: Hop) -> String {
                 c.estimate.stream.limit.to_string()
             };
             let _ = write!(s, "  {:>10.2}", c.estimate.time_ns / 1e3);
-            if let Some(ns) = c.simulated_ns {
-                let _ = write!(s, " {:>10.2}", ns / 1e3);
-            }
             let _ = write!(s, " {:>6.2} {limit:<18}", c.estimate.bandwidth);
         }
         let best = row.iter().min_by(|a, b| a.estimate.time_ns.total_cmp(&b.estimate.time_ns));
@@ -333,20 +314,14 @@ fn text(r: &Report, hop: Hop) -> String {
         }
     }
     let _ = writeln!(s, "\nlatency of {} bytes by hops ({hop}), ns:", hops::BYTES);
-    let _ = writeln!(
-        s,
-        "{:>5} {:>10} {:>10} {:>11} {:>10} {:>6}",
-        "hops", "push", "simulated", "pull", "simulated", "ratio"
-    );
+    let _ = writeln!(s, "{:>5} {:>10} {:>10} {:>6}", "hops", "push", "pull", "ratio");
     for h in &r.latency_by_hops {
         let _ = writeln!(
             s,
-            "{:>5} {:>10.0} {:>10.0} {:>11.0} {:>10.0} {:>6.2}",
+            "{:>5} {:>10.0} {:>10.0} {:>6.2}",
             h.hops,
             h.push_ns,
-            h.push_simulated_ns,
             h.pull_ns,
-            h.pull_simulated_ns,
             h.pull_ns / h.push_ns
         );
     }
@@ -405,7 +380,7 @@ mod tests {
         let a = parse(&["--tags", "32", "--hops", "root,socket", "--window", "nic"]).unwrap();
         let cell = |way| {
             let estimate = estimate(way, &a.route, &a.parameters, 1 << 30).unwrap();
-            Cell { way, bytes: 1 << 30, estimate, reason: estimate.reason(), simulated_ns: None }
+            Cell { way, bytes: 1 << 30, estimate, reason: estimate.reason() }
         };
         let messages = Way::ALL.map(cell).into();
         let (route, parameters) = (&a.route, &a.parameters);

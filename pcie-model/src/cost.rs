@@ -256,12 +256,6 @@ pub(crate) enum Step {
 }
 
 impl Step {
-    /// The route of the transfer.
-    pub(crate) fn route(&self) -> &Route {
-        let (Step::Write { route, .. } | Step::Read { route, .. } | Step::Copy { route }) = self;
-        route
-    }
-
     fn rtt(&self, p: &Parameters) -> f64 {
         match self {
             Step::Read { route, memory_ns, .. } => round_trip(&route.hops, p) + memory_ns,

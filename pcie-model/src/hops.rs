@@ -8,21 +8,16 @@ use crate::link::Link;
 use crate::parameters::Parameters;
 use crate::plot::{Axis, Plot, Scale, Series};
 use crate::route::{Hop, Route};
-use crate::simulator::{Load, Machine};
 
-/// The latency of 64 bytes over a number of hops, in ns, by formula and in the simulator.
+/// The latency of 64 bytes over a number of hops, in ns.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Latency {
     /// How many hops lie between the ends.
     pub hops: u32,
-    /// A posted write, one way, by formula.
+    /// A posted write, one way.
     pub push_ns: f64,
-    /// A posted write, one way, simulated.
-    pub push_simulated_ns: f64,
-    /// A read, round trip, by formula.
+    /// A read, round trip.
     pub pull_ns: f64,
-    /// A read, round trip, simulated.
-    pub pull_simulated_ns: f64,
 }
 
 /// Bytes of the message.
@@ -41,13 +36,10 @@ pub fn by_hops(link: &Link, p: &Parameters, hop: Hop, most: u32) -> Result<Vec<L
     (1..=most)
         .map(|hops| {
             let route = Route { link: *link, hops: vec![hop; hops as usize], ..Route::default() };
-            let machine = Machine::of(&route, &route.hops, p);
             Ok(Latency {
                 hops,
                 push_ns: write_time(&route, p, 0, BYTES, tlp)?,
-                push_simulated_ns: machine.run(&Load::write(BYTES, tlp))?.time_ns,
                 pull_ns: read_time(&route, p, round_trip(&route.hops, p), 0, BYTES, f64::INFINITY),
-                pull_simulated_ns: machine.run(&Load::read(BYTES))?.time_ns,
             })
         })
         .collect()
@@ -62,12 +54,12 @@ pub fn plot(rows: &[Latency], hop: Hop) -> Plot {
         Hop::Socket => "socket links",
     };
     Plot {
-        title: format!("{BYTES} bytes over a chain of {name}. Lines: formula, points: simulator"),
+        title: format!("{BYTES} bytes over a chain of {name}"),
         x: Axis::new("hops", Scale::Linear),
         y: Axis::new("ns", Scale::Linear),
         series: vec![
-            Series::beside("push, one way", line(|r| r.push_simulated_ns), line(|r| r.push_ns)),
-            Series::beside("pull, round trip", line(|r| r.pull_simulated_ns), line(|r| r.pull_ns)),
+            Series::new("push, one way", line(|r| r.push_ns)),
+            Series::new("pull, round trip", line(|r| r.pull_ns)),
         ],
     }
 }

@@ -1,5 +1,4 @@
-//! The cost of moving a message between a GPU and a NIC over PCIe: by formulas ([`cost`],
-//! [`transfers`]) and by a simulator of the link, TLP by TLP.
+//! The cost of moving a message between a GPU and a NIC over PCIe, by formulas ([`cost`], [`transfers`]).
 //!
 //! [`findings`] holds what a probe read on a host, and its file; [`choose`](choose::choose) uses
 //! them to choose the way of a message.
@@ -19,7 +18,6 @@ pub mod link;
 pub mod parameters;
 pub mod plot;
 pub mod route;
-pub mod simulator;
 pub mod transfers;
 pub mod whole;
 

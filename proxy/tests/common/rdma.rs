@@ -12,7 +12,7 @@ use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::endpoint::{Endpoint, QpOptions};
 use pushgate_proxy::link::Link;
 use pushgate_proxy::link::verbs::choice::{Distance, Wish};
-use pushgate_proxy::link::verbs::{Config, Device, RdmaCm, VerbsLink, VerbsOpening};
+use pushgate_proxy::link::verbs::{Config, Device, RdmaCm, VerbsLink, VerbsOpening, WriteOrder};
 
 use super::settled::{self, Settled};
 use super::{Carrier, Memory, carrier};
@@ -58,11 +58,22 @@ pub struct Wire {
 /// Joins both ends. `memory` is that of the two sides; `posted_receives` says which of them post
 /// receives.
 pub fn connect(memory: [&Memory; 2], posted_receives: [bool; 2]) -> [Wire; 2] {
-    connect_with(memory, posted_receives, &Config { imm: imm(), cm: cm(), ..Config::default() })
+    connect_with(memory, posted_receives, &config())
+}
+
+/// What the variables of the suite say.
+pub fn config() -> Config {
+    // The setting's own variable: a guest sets it for all that runs there.
+    let write_order = match std::env::var("PUSHGATE_WRITE_ORDER").as_deref() {
+        Ok("wait") => WriteOrder::Wait,
+        Ok(other) => panic!("PUSHGATE_WRITE_ORDER is {other}, expected wait or nothing"),
+        Err(_) => WriteOrder::Auto,
+    };
+    Config { imm: imm(), cm: cm(), write_order, ..Config::default() }
 }
 
 /// Whether queue pairs come up through rdma_cm, as the variable PUSHGATE_TEST_RDMA_CM says.
-pub fn cm() -> RdmaCm {
+fn cm() -> RdmaCm {
     match std::env::var("PUSHGATE_TEST_RDMA_CM").as_deref() {
         Ok("on") => RdmaCm::On,
         Ok("off") => RdmaCm::Off,

@@ -4,7 +4,7 @@ use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Opcode, Record};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_proxy::gate::{Gate, Need};
-use pushgate_proxy::link::verbs::{Config as VerbsConfig, VerbsLink};
+use pushgate_proxy::link::verbs::VerbsLink;
 use pushgate_proxy::link::{Link, OwnRegions, RegionSends};
 use pushgate_proxy::region::RegionMemory;
 use pushgate_proxy::session::Status;
@@ -65,7 +65,7 @@ fn p8_a_region_stays_while_a_copy_to_it_is_under_way() {
 fn p8_over_rdma_a_region_stays_until_the_device_has_sent_what_goes_out_of_it() {
     rdma::must_be_chosen();
     let m = [0, 1].map(|rank| Memory::new(Geometry { rank, ..GEOMETRY }));
-    let config = VerbsConfig { imm: rdma::imm(), cm: rdma::cm(), ..VerbsConfig::default() };
+    let config = rdma::config();
     let [(mut a, ..), (mut b, ..)] = rdma::joined([&m[0], &m[1]], [false; 2], &config);
     let [from, to] = [0, 1].map(|_| Region::new(4096));
     a.add_region(17, &from.memory(), 4096);

@@ -3,6 +3,13 @@
 # otherwise.
 : "${VM_PATIENCE:=1}"
 
+# Records over RDMA wait for their payload, as over adapters that may place WRITEs in any order. The suite `verbs` takes the way of
+# soft-RoCE, whose WRITEs stay in order; so do the endpoint's tests through rdma_cm, and those of iWARP. (`doctor` names the setting.)
+case ${VM_SUITE:-} in
+    verbs | verbs-cm | siw* | doctor) ;;
+    *) export PUSHGATE_WRITE_ORDER=wait ;;
+esac
+
 # stretched SECONDS: this many seconds, stretched for this machine.
 stretched() {
     echo $(($1 * VM_PATIENCE))

@@ -1,7 +1,7 @@
-//! Cuts requests and answers into TLPs one by one, as hardware does; the closed forms in
-//! [`crate::link`] are compared with these.
+//! Cuts requests and answers into TLPs one by one, as hardware does.
 
-use crate::link::{Completions, Link, PAGE};
+use pushgate_pcie_model::link::PAGE;
+use pushgate_pcie_model::{Completions, Link};
 
 /// A piece of a request or an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,7 +78,6 @@ pub fn completions(link: &Link, request: Piece) -> impl Iterator<Item = Piece> +
     Pieces { at: request.address, left: request.bytes, length }
 }
 
-#[cfg(test)]
 mod tests {
     use super::*;
 
