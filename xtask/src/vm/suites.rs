@@ -469,7 +469,7 @@ fi
     Suite {
         name: "driver",
         guests: 1,
-        budget: 65,
+        budget: 85,
         default: true,
         about: "the kernel module on ivshmem functions: windows, slices, staging, doorbells, hostile calls; devices of other drivers",
         build: &[OUTSIDE, PUSHGATE, DRIVER_TESTS],
