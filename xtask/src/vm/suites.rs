@@ -545,8 +545,8 @@ const IVSHMEM: &[Device] = &[
     Device { slot: 0x13, memory: Memory::Shared },
 ];
 
-/// The same, and devices of other drivers: a network card behind a port, where errors and its removal reach it as they reach a card in
-/// a slot, and a disk.
+/// The functions of [`IVSHMEM`], and two devices of other drivers: a network card below a port, where errors reach it as they reach a
+/// card in a slot, and a disk.
 const DRIVER: &[Device] = &[
     IVSHMEM[0],
     IVSHMEM[1],
