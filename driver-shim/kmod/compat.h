@@ -55,9 +55,9 @@ static inline void pg_hrtimer_setup(struct hrtimer *timer,
 #define PG_IMPORT_DMA_BUF MODULE_IMPORT_NS("DMA_BUF")
 #endif
 
-#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 2, 0)
-#define dma_buf_map_attachment_unlocked dma_buf_map_attachment
-#define dma_buf_unmap_attachment_unlocked dma_buf_unmap_attachment
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(7, 1, 0)
+#define dma_buf_move_notify dma_buf_invalidate_mappings
+#define move_notify invalidate_mappings
 #endif
 
 #endif /* PUSHGATE_COMPAT_H */

@@ -13,6 +13,7 @@
 #include <linux/interrupt.h>
 #include <linux/io.h>
 #include <linux/module.h>
+#include <linux/nospec.h>
 #include <linux/pci.h>
 #include <linux/slab.h>
 
@@ -97,6 +98,8 @@ int pg_vectors_init(struct pg_function *fn)
 	count = pci_alloc_irq_vectors(pdev, 1, PG_MAX_VECTORS, PCI_IRQ_MSIX | PCI_IRQ_MSI);
 	if (count < 0)
 		return 0;
+	/* An interrupt is a write of the device's. Without one, the device need write nothing. */
+	pci_set_master(pdev);
 	fn->vectors = kcalloc(count, sizeof(*fn->vectors), GFP_KERNEL);
 	if (!fn->vectors) {
 		pci_free_irq_vectors(pdev);
@@ -152,6 +155,7 @@ static void pg_bell_detach(struct pg_bell *bell)
 	if (bell->vector) {
 		spin_lock_irqsave(&bell->vector->lock, flags);
 		list_del_init(&bell->node);
+		bell->vector->listeners--;
 		spin_unlock_irqrestore(&bell->vector->lock, flags);
 		bell->vector = NULL;
 	}
@@ -182,6 +186,21 @@ void pg_bell_gone(struct pg_bell *bell)
 	spin_unlock_irqrestore(&bell->lock, flags);
 }
 
+/* Takes a place for the bell on a vector, where it may have one already. */
+static int pg_vector_reserve(struct pg_vector *vector, struct pg_bell *bell)
+{
+	unsigned long flags;
+	int err = 0;
+
+	spin_lock_irqsave(&vector->lock, flags);
+	if (vector->listeners - (bell->vector == vector) < PG_MAX_BELLS)
+		vector->listeners++;
+	else
+		err = -EUSERS;
+	spin_unlock_irqrestore(&vector->lock, flags);
+	return err;
+}
+
 long pg_doorbell_set(struct pg_file *file, void __user *argument)
 {
 	struct pg_function *fn = file->function;
@@ -189,9 +208,8 @@ long pg_doorbell_set(struct pg_file *file, void __user *argument)
 	struct pushgate_doorbell_set set;
 	struct eventfd_ctx *eventfd;
 	struct pg_vector *vector;
-	struct list_head *node;
 	unsigned long flags;
-	int err, others = 0;
+	int err;
 
 	err = pg_copy_in(&set, sizeof(set), sizeof(set), argument);
 	if (err)
@@ -213,25 +231,21 @@ long pg_doorbell_set(struct pg_file *file, void __user *argument)
 	if (IS_ERR(eventfd))
 		return PTR_ERR(eventfd) == -EINVAL ? -EBADFD : PTR_ERR(eventfd);
 
-	pg_bell_detach(bell);
-	vector = &fn->vectors[set.vector];
-	spin_lock_irqsave(&vector->lock, flags);
-	list_for_each(node, &vector->bells)
-		others++;
-	if (others < PG_MAX_BELLS) {
-		bell->eventfd = eventfd;
-		bell->interval = ns_to_ktime((u64)set.interval_us * NSEC_PER_USEC);
-		bell->last = ktime_sub(ktime_get(), bell->interval);
-		bell->vector = vector;
-		list_add(&bell->node, &vector->bells);
-	} else {
-		err = -EUSERS;
-	}
-	spin_unlock_irqrestore(&vector->lock, flags);
+	vector = &fn->vectors[array_index_nospec(set.vector, fn->nvectors)];
+	/* A call that is refused leaves the eventfd that was set before. */
+	err = pg_vector_reserve(vector, bell);
 	if (err) {
 		eventfd_ctx_put(eventfd);
 		return err;
 	}
+	pg_bell_detach(bell);
+	spin_lock_irqsave(&vector->lock, flags);
+	bell->eventfd = eventfd;
+	bell->interval = ns_to_ktime((u64)set.interval_us * NSEC_PER_USEC);
+	bell->last = ktime_sub(ktime_get(), bell->interval);
+	bell->vector = vector;
+	list_add(&bell->node, &vector->bells);
+	spin_unlock_irqrestore(&vector->lock, flags);
 	/* The function may have gone just before this bell was on the list. */
 	if (READ_ONCE(fn->gone))
 		pg_bell_gone(bell);

@@ -123,7 +123,7 @@ static long pg_ioctl(struct file *filp, unsigned int command, unsigned long valu
 {
 	struct pg_file *file = filp->private_data;
 	void __user *argument = (void __user *)value;
-	bool of_function = true;
+	bool of_function = true, writes = false;
 	long (*handler)(struct pg_file *file, void __user *argument);
 	long result;
 
@@ -150,6 +150,7 @@ static long pg_ioctl(struct file *filp, unsigned int command, unsigned long valu
 		break;
 	case PUSHGATE_IOC_SLICE_ALLOC:
 		handler = pg_slice_alloc;
+		writes = true;
 		break;
 	case PUSHGATE_IOC_SLICE_EXPORT:
 		handler = pg_slice_export;
@@ -162,12 +163,15 @@ static long pg_ioctl(struct file *filp, unsigned int command, unsigned long valu
 		break;
 	case PUSHGATE_IOC_DOORBELL_RING:
 		handler = pg_doorbell_ring;
+		writes = true;
 		break;
 	default:
 		return -ENOTTY;
 	}
 	if (of_function && !file->function)
 		return -ENXIO;
+	if (writes && !(filp->f_mode & FMODE_WRITE))
+		return -EBADF;
 	if (mutex_lock_interruptible(&file->lock))
 		return -ERESTARTSYS;
 	result = handler(file, argument);

@@ -21,14 +21,24 @@
 /* /dev/pushgate has minor number 0; functions have the numbers above. */
 #define PG_MINORS 64
 
+/* Holes that window_holes can name; and with the MSI-X table, its pending bits and the doorbell. */
+#define PG_PARAM_HOLES 8
+#define PG_MAX_HOLES (PG_PARAM_HOLES + 3)
+
 struct pg_area;
 struct pg_file;
 
 /* One interrupt vector of a function, and the files that listen to it. */
 struct pg_vector {
-	spinlock_t lock;	/* protects the list; taken in the interrupt */
+	spinlock_t lock;	/* protects the list and the count; taken in the interrupt */
 	struct list_head bells;
+	unsigned int listeners;	/* bells in the list, or about to be */
 	int irq;
+};
+
+/* A part of a window that is no memory, as offsets of whole pages. */
+struct pg_hole {
+	u64 start, end;
 };
 
 /*
@@ -53,8 +63,14 @@ struct pg_function {
 
 	phys_addr_t window;
 	u64 window_bytes;
-	/* Offsets of the doorbell's page, which slices must not contain. */
-	u64 hole, hole_end;
+	/* Sorted and apart; no slice contains any part of one. */
+	struct pg_hole holes[PG_MAX_HOLES];
+	int nholes;
+
+	struct mutex exports_lock;	/* protects `exports`; outside a dma-buf's reservation */
+	struct list_head exports;
+	atomic_t imports;		/* mappings of the dma-bufs by importers */
+	wait_queue_head_t imports_ended;
 
 	/* The doorbell's register, or NULL. */
 	void __iomem *doorbell;
@@ -66,7 +82,7 @@ struct pg_function {
 };
 
 /*
- * A part of a window. Its file and its dma-buf hold references. On the last
+ * A part of a window. Its file and its dma-bufs hold references. On the last
  * put the slice retires; it is free for others once every process that had it
  * mapped has exited.
  */
@@ -81,6 +97,11 @@ struct pg_slice {
 	struct mutex lock;	/* protects `mappers`; innermost */
 	struct list_head mappers;
 };
+
+static inline bool pg_overlaps(const struct pg_slice *slice, phys_addr_t start, phys_addr_t end)
+{
+	return slice->start < end && start < slice->start + slice->bytes;
+}
 
 /* A file's end of an interrupt vector. */
 struct pg_bell {
@@ -124,20 +145,42 @@ void pg_function_get(struct pg_function *fn);
 void pg_function_put(struct pg_function *fn);
 void pg_function_show(struct seq_file *out, struct pg_function *fn);
 
-/* bar.c */
-void pg_bar_exit(void);
-long pg_slice_alloc(struct pg_file *file, void __user *argument);
-int pg_slice_mmap(struct pg_file *file, struct vm_area_struct *vma);
-int pg_doorbell_mmap(struct pg_file *file, struct vm_area_struct *vma);
-void pg_slice_get(struct pg_slice *slice);
-void pg_slice_put(struct pg_slice *slice);
-void pg_unmap_function(struct pg_function *fn);
+/* window.c */
+int pg_window_find(struct pg_function *fn, int bar);
+bool pg_window_doorbell(struct pg_function *fn, u64 at);
+bool pg_page_has_msix(struct pci_dev *pdev, int bar, u64 page);
+u64 pg_window_hole(struct pg_function *fn, u64 at, u64 end);
 int pg_window_reserve(struct pg_function *fn);
 void pg_window_release(struct pg_function *fn);
-void pg_bar_show(struct seq_file *out);
+
+/* mappers.c */
+bool pg_mapped_by_others(struct pg_slice *slice);
+bool pg_mapped_by_any(struct pg_slice *slice);
+bool pg_mapped_alike(struct pg_slice *one, struct pg_slice *other);
+int pg_slice_track(struct pg_slice *slice);
+void pg_mappers_free(struct pg_slice *slice);
+struct mm_struct *pg_next_mm(struct pg_slice *slice);
+
+/* quota.c */
+bool pg_quota_allows(struct list_head *slices, kuid_t owner, phys_addr_t start, phys_addr_t end);
+
+/* slices.c */
+void pg_slices_exit(void);
+long pg_slice_alloc(struct pg_file *file, void __user *argument);
+void pg_slice_get(struct pg_slice *slice);
+void pg_slice_put(struct pg_slice *slice);
+struct mm_struct *pg_slices_next_mm(struct pg_function *fn);
+void pg_slices_show(struct seq_file *out);
+
+/* map.c */
+int pg_slice_mmap(struct pg_file *file, struct vm_area_struct *vma);
+int pg_doorbell_mmap(struct pg_file *file, struct vm_area_struct *vma);
+void pg_unmap_function(struct pg_function *fn);
 
 /* dmabuf.c */
 long pg_slice_export(struct pg_file *file, void __user *argument);
+void pg_revoke(struct pg_function *fn);
+void pg_wait_for_importers(struct pg_function *fn);
 
 /* staging.c */
 void pg_staging_exit(void);

@@ -16,7 +16,7 @@ static struct dentry *pg_debugfs;
 static int pg_state_show(struct seq_file *out, void *unused)
 {
 	pg_files_show(out);
-	pg_bar_show(out);
+	pg_slices_show(out);
 	pg_staging_show(out);
 	pg_devices_show(out);
 	return 0;
@@ -47,7 +47,7 @@ static void __exit pg_exit(void)
 	debugfs_remove_recursive(pg_debugfs);
 	pg_devices_exit();
 	pg_staging_exit();
-	pg_bar_exit();
+	pg_slices_exit();
 }
 
 module_init(pg_init);

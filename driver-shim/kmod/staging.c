@@ -11,6 +11,7 @@
 #include <linux/cred.h>
 #include <linux/gfp.h>
 #include <linux/module.h>
+#include <linux/nospec.h>
 #include <linux/slab.h>
 #include <linux/uidgid.h>
 #include <linux/vmalloc.h>
@@ -261,9 +262,11 @@ long pg_staging_create(struct pg_file *file, void __user *argument)
 	err = -ENOMEM;
 	area->pages = kvcalloc(area->npages, sizeof(*area->pages), GFP_KERNEL_ACCOUNT);
 	if (area->pages) {
-		int node = create.node;
+		int node = NUMA_NO_NODE;
 
-		if (node == NUMA_NO_NODE && file->function)
+		if (create.node != NUMA_NO_NODE)
+			node = array_index_nospec(create.node, MAX_NUMNODES);
+		else if (file->function)
 			node = file->function->node;
 		err = pg_area_fill(area, node);
 	}
@@ -368,7 +371,7 @@ static vm_fault_t pg_staging_fault(struct vm_fault *vmf)
 
 	if (index >= area->npages)
 		return VM_FAULT_SIGBUS;
-	vmf->page = area->pages[index];
+	vmf->page = area->pages[array_index_nospec(index, area->npages)];
 	get_page(vmf->page);
 	return 0;
 }
@@ -394,6 +397,7 @@ int pg_staging_mmap(struct pg_file *file, struct vm_area_struct *vma)
 	vm_flags_set(vma, VM_MIXEDMAP | VM_DONTEXPAND | VM_DONTDUMP);
 	vma->vm_private_data = area;
 	vma->vm_ops = &pg_staging_vm_ops;
+	from = array_index_nospec(from, area->npages);
 	return vm_insert_pages(vma, vma->vm_start, area->pages + from, &left);
 }
 

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
+use crate::output::say;
 use crate::paths::Paths;
 use crate::process::{self, Redirect};
 use crate::progress::Guard;
@@ -23,7 +24,7 @@ pub fn task(paths: &Paths) -> Result<PathBuf> {
 }
 
 /// Builds the driver, and the importer that its tests load, into one folder. Any warning is an
-/// error.
+/// error, sparse's too where sparse is installed.
 pub fn build(paths: &Paths, kernel: &Kernel, guard: Guard) -> Result<PathBuf> {
     if let Some(reason) = system::unmet(NEEDS) {
         bail!("building the kernel module {reason}");
@@ -34,7 +35,14 @@ pub fn build(paths: &Paths, kernel: &Kernel, guard: Guard) -> Result<PathBuf> {
         mirror(&paths.root.join("driver-shim").join(folder), &copy.join(folder))?;
     }
     let module = copy.join("kmod").canonicalize()?;
-    compile(paths, kernel, &module, &["W=1", "PUSHGATE_TEST=m"], guard)?;
+    let mut arguments = vec!["W=1", "PUSHGATE_TEST=m"];
+    // Checks what it compiles.
+    if system::find_program("sparse").is_some() {
+        arguments.push("C=1");
+    } else {
+        say!("sparse does not check the kernel module: it is not installed (sudo apt-get install sparse)");
+    }
+    compile(paths, kernel, &module, &arguments, guard)?;
     Ok(module)
 }
 

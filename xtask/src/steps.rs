@@ -291,7 +291,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "vm",
-        budget: 665,
+        budget: 685,
         when: When::Default,
         lane: Lane::Main,
         needs: vm::NEEDS,

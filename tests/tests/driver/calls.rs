@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, ioctl};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
-use crate::harness::{Actor, PAGE, WINDOW, alone, errno, function, quiet, staging, state};
+use crate::harness::{Actor, PAGE, WINDOW, alone, errno, function, long, quiet, staging, state};
 
 #[test]
 #[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
@@ -199,8 +199,16 @@ fn each_refusal_has_its_errno() {
     assert_eq!(raw(&device, commands::DOORBELL_ARM, (&raw mut arm).cast()), Err(Errno::INVAL));
     let others: Vec<_> = (0..64).map(|_| function(2)).collect();
     let bells: Vec<_> = others.iter().map(|device| device.doorbell(&bell, 1, 0).unwrap()).collect();
+    // An eventfd that is refused leaves the one before it.
+    let before = EventFd::new().unwrap();
+    let doorbell = device.doorbell(&before, 2, 0).unwrap();
     assert_eq!(errno(device.doorbell(&bell, 1, 0)), Errno::USERS);
-    drop(bells);
+    assert_eq!(doorbell.arm(0).unwrap(), (0, true));
+    function(3).ring(2).unwrap();
+    assert!(before.wait(long()).unwrap());
+    // A file that listens to the vector already may take another eventfd.
+    others[0].doorbell(&before, 1, 0).unwrap();
+    drop((doorbell, bells));
 
     let plain = staging();
     assert_eq!(errno(plain.create_staging("", PAGE, 0)), Errno::INVAL);
@@ -219,6 +227,17 @@ fn each_refusal_has_its_errno() {
     }
     let mut free = uapi::pushgate_staging_free { size: 8, flags: 0 };
     assert_eq!(raw(&plain, commands::STAGING_FREE, (&raw mut free).cast()), Err(Errno::NODATA));
+}
+
+#[test]
+#[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
+fn a_file_open_for_reading_changes_nothing_of_the_device() {
+    let Some(_guard) = alone() else { return };
+    let device = Device::from_fd(fs::File::open("/dev/pushgate2").unwrap().into()).unwrap();
+    assert_eq!(errno(device.slice(PAGE, 0)), Errno::BADF);
+    assert_eq!(errno(device.ring(0)), Errno::BADF);
+    assert_eq!(device.info().unwrap().function, uapi::PUSHGATE_FUNCTION_LIVE);
+    device.doorbell(&EventFd::new().unwrap(), 0, 0).unwrap().arm(0).unwrap();
 }
 
 #[test]

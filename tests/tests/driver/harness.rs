@@ -35,10 +35,15 @@ pub fn sysfs(slot: u8) -> String {
     format!("/sys/bus/pci/devices/0000:00:{slot:02x}.0")
 }
 
-/// Binds a function to the module, and lets every user open its device.
+/// Binds a function to the module.
 pub fn bind(slot: u8) {
     fs::write(format!("{}/driver_override", sysfs(slot)), "pushgate").unwrap();
     fs::write("/sys/bus/pci/drivers_probe", format!("0000:00:{slot:02x}.0")).unwrap();
+    open_to_all();
+}
+
+/// Lets every user open the module's devices.
+pub fn open_to_all() {
     for node in fs::read_dir("/dev").unwrap().flatten() {
         if node.file_name().to_string_lossy().starts_with("pushgate") {
             let mode = std::os::unix::fs::PermissionsExt::from_mode(0o666);
@@ -52,7 +57,12 @@ pub fn unbind(slot: u8) {
     fs::write(format!("{}/driver/unbind", sysfs(slot)), format!("0000:00:{slot:02x}.0")).unwrap();
 }
 
-/// Runs insmod or rmmod; whether it succeeded.
+/// The kernel's messages.
+pub fn log() -> String {
+    String::from_utf8_lossy(&Command::new("dmesg").output().unwrap().stdout).into_owned()
+}
+
+/// Runs insmod, rmmod or modprobe; whether it succeeded.
 pub fn module(command: &str, arguments: &[&str]) -> bool {
     let output = Command::new(command).args(arguments).output().unwrap();
     if !output.status.success() {
@@ -83,7 +93,10 @@ pub fn alone() -> Option<MutexGuard<'static, ()>> {
     }
     quiet();
     // An earlier test may have loaded the module with options of its own.
-    if fs::read_to_string("/sys/module/pushgate/parameters/doorbell_bar").unwrap().trim() != "-1" {
+    let is_given = |option: &&str| {
+        fs::read_to_string(format!("/sys/module/pushgate/parameters/{option}")).unwrap().trim() != "-1"
+    };
+    if ["doorbell_bar", "window_bar"].iter().any(is_given) {
         assert!(module("rmmod", &["pushgate"]));
         load(&[]);
     }

@@ -1,10 +1,11 @@
 //! Tests the kernel module in the virtual machine: `cargo xtask vm --suite driver`. Elsewhere every test here is
 //! skipped. The machine has four ivshmem functions: two with a memory of their own, and two peers that share one memory
-//! and ring each other. Modelled on gdrcopy's sanity suite.
+//! and ring each other; and a network card and a disk, which have drivers of their own. Modelled on gdrcopy's sanity suite.
 
 mod calls;
 mod dma_buf;
 mod doorbell;
+mod foreign;
 mod harness;
 mod killed_proxy;
 mod rdma;

@@ -6,12 +6,13 @@ use std::{fs, thread};
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::kmod::Device;
 use pushgate_driver_shim::uapi;
-use pushgate_tests::hang;
+use pushgate_tests::{hang, wait_until};
 use rustix::io::Errno;
 
+use crate::dma_buf::Importer;
 use crate::harness::{
-    Actor, MIB, PAGE, PATTERN, SLOTS, WINDOW, alone, bind, caching, errno, function, load, long, module,
-    quiet, read, staging, unbind,
+    Actor, MIB, PAGE, PATTERN, SLOTS, WINDOW, alone, bind, caching, errno, function, load, log, long, module,
+    quiet, read, staging, sysfs, unbind,
 };
 
 #[test]
@@ -51,6 +52,44 @@ fn a_function_that_goes_raises_sigbus_and_says_so() {
     assert_eq!(errno(device.slice(PAGE, 0)), Errno::NODEV);
     function(0).slice(PAGE, 0).unwrap();
     assert_eq!(function(2).info().unwrap().vectors, 4);
+}
+
+/// The device itself is taken out under a live mapping and under importers of its slice.
+#[test]
+#[ignore = "needs the kernel module: cargo xtask vm --suite driver"]
+fn a_device_that_is_taken_out_leaves_no_mapping_and_waits_for_what_is_pinned() {
+    let Some(_guard) = alone() else { return };
+    let importer = Importer::new();
+    let file = sysfs(SLOTS[0]);
+    for how in ["peer", "pinned"] {
+        let device = function(0);
+        let exported = device.slice(MIB, 0).unwrap().export().unwrap();
+        let mut reader = Actor::new("reader");
+        assert_eq!(reader.hear(), format!("mapped {PATTERN:x}"));
+        importer.import(how, &exported).unwrap();
+        thread::scope(|scope| {
+            let removal = scope.spawn(|| fs::write(format!("{file}/remove"), "1").unwrap());
+            if how == "pinned" {
+                wait_until("the kernel names the importer", || log().contains("waits: pushgate-importer"));
+                assert!(!removal.is_finished() && importer.mapping()[3] == 1);
+                assert_eq!(importer.ask("again"), Err(Errno::BUSY));
+                importer.ask("end").unwrap();
+            }
+            removal.join().unwrap();
+        });
+        assert!(!fs::exists(&file).unwrap());
+        assert_eq!(importer.mapping()[3], 0, "{how}");
+        // A mapping that was given up does not come back.
+        let again = if how == "peer" { Errno::NODEV } else { Errno::NODATA };
+        assert_eq!(importer.ask("again"), Err(again));
+        importer.ask("end").unwrap();
+        reader.say("read");
+        assert_eq!(reader.end(), Some(7), "SIGBUS");
+        assert_eq!(device.info().unwrap().function, uapi::PUSHGATE_FUNCTION_GONE);
+        assert_eq!(errno(device.ring(0)), Errno::NODEV);
+        fs::write("/sys/bus/pci/rescan", "1").unwrap();
+        bind(SLOTS[0]);
+    }
 }
 
 /// Unbinding while others open, map, read and close: nothing is left, and no process hangs.

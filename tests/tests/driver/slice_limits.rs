@@ -95,11 +95,17 @@ fn a_user_gets_no_more_slices_than_the_limit() {
         device.slice(PAGE, 0).unwrap().map().unwrap();
     }
     assert_eq!(state()["retired"], 1, "one place, taken four times");
+    // Others' slices between them keep them apart.
+    let between: Vec<_> = (0..3).map(|_| as_user(1000, || function(0))).collect();
     let kept: Vec<_> = (0..4).map(|_| function(0)).collect();
-    let maps: Vec<_> = kept.iter().map(|device| device.slice(PAGE, 0).unwrap().map().unwrap()).collect();
-    drop((maps, kept));
+    for (i, device) in kept.iter().enumerate() {
+        device.slice(PAGE, 0).unwrap().map().unwrap();
+        between.get(i).map(|device| take(device).unwrap());
+    }
+    drop(kept);
     assert_eq!(state()["retired"], 4);
     assert_eq!(errno(more.slice(PAGE, 0)), Errno::DQUOT, "on a function where there is none to take over");
+    drop(between);
     // A new slice takes the place of a retired one, or of several.
     for pages in [1, 3] {
         function(0).slice(pages * PAGE, 0).unwrap();

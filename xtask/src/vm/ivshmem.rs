@@ -1,4 +1,5 @@
-//! PCI functions without a driver of their own: QEMU's ivshmem, whose BAR is a file of the host's.
+//! PCI functions for our kernel module: QEMU's ivshmem, whose BAR is a file of the host's and which no other driver drives; and
+//! devices of other drivers, which the module must leave alone.
 //!
 //! `ivshmem-plain` has only the BAR. `ivshmem-doorbell` also has interrupt vectors, and a register
 //! that rings the vectors of its peers; QEMU gets the eventfds from a server, which is this
@@ -18,9 +19,9 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread;
 use std::thread::JoinHandle;
 use std::time::Duration;
+use std::{fs, thread};
 
 use anyhow::{Context, Result};
 use rustix::event::{EventfdFlags, eventfd};
@@ -34,12 +35,12 @@ const SHARED_MIB: u64 = 4;
 const SOCKET: &str = "ivshmem.sock";
 const TICK: Duration = Duration::from_millis(1);
 
-/// A function of the guest at 0000:00:`slot`.0.
+/// A function of the guest at 0000:00:`slot`.0, or the port to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device {
     /// The slot on the bus, which also names the file of its memory: `ivshmem-SLOT` in hexadecimal.
     pub slot: u8,
-    /// What the function's BAR 2 is.
+    /// What the function's BAR 2 is, or which other device it is.
     pub memory: Memory,
 }
 
@@ -50,20 +51,17 @@ pub enum Memory {
     Own(u64),
     /// The file `ivshmem-shared`, which all such functions share; each rings the others.
     Shared,
+    /// No ivshmem: these options of QEMU's, in which `SLOT` is the slot.
+    Other(&'static [&'static str]),
 }
 
 impl Device {
-    fn file(&self, run: &Path) -> PathBuf {
+    /// The file that is the BAR, and its length.
+    fn file(&self, run: &Path) -> Option<(PathBuf, u64)> {
         match self.memory {
-            Memory::Own(_) => run.join(format!("ivshmem-{:x}", self.slot)),
-            Memory::Shared => run.join("ivshmem-shared"),
-        }
-    }
-
-    fn bytes(&self) -> u64 {
-        match self.memory {
-            Memory::Own(mib) => mib << 20,
-            Memory::Shared => SHARED_MIB << 20,
+            Memory::Own(mib) => Some((run.join(format!("ivshmem-{:x}", self.slot)), mib << 20)),
+            Memory::Shared => Some((run.join("ivshmem-shared"), SHARED_MIB << 20)),
+            Memory::Other(_) => None,
         }
     }
 
@@ -71,18 +69,24 @@ impl Device {
     pub fn arguments(&self, run: &Path) -> Result<Vec<OsString>> {
         let slot = self.slot;
         let mut list: Vec<OsString> = Vec::new();
-        if let Memory::Own(mib) = self.memory {
-            let start = format!("memory-backend-file,id=memory{slot},share=on,size={mib}M,mem-path=");
-            list.extend(["-object".into(), option(&start, &self.file(run))]);
-            list.extend([
-                "-device".into(),
-                format!("ivshmem-plain,memdev=memory{slot},addr={slot:x}").into(),
-            ]);
-        } else {
-            let start = format!("socket,id=peer{slot},path=");
-            list.extend(["-chardev".into(), option(&start, &run.join(SOCKET))]);
-            let device = format!("ivshmem-doorbell,chardev=peer{slot},vectors={VECTORS},addr={slot:x}");
-            list.extend(["-device".into(), device.into()]);
+        match (self.memory, self.file(run)) {
+            (Memory::Own(mib), Some((file, _))) => {
+                let start = format!("memory-backend-file,id=memory{slot},share=on,size={mib}M,mem-path=");
+                list.extend(["-object".into(), option(&start, &file)]);
+                list.extend([
+                    "-device".into(),
+                    format!("ivshmem-plain,memdev=memory{slot},addr={slot:x}").into(),
+                ]);
+            }
+            (Memory::Other(options), _) => {
+                list.extend(options.iter().map(|words| words.replace("SLOT", &format!("{slot:x}")).into()));
+            }
+            _ => {
+                let start = format!("socket,id=peer{slot},path=");
+                list.extend(["-chardev".into(), option(&start, &run.join(SOCKET))]);
+                let device = format!("ivshmem-doorbell,chardev=peer{slot},vectors={VECTORS},addr={slot:x}");
+                list.extend(["-device".into(), device.into()]);
+            }
         }
         Ok(list)
     }
@@ -124,17 +128,20 @@ impl Server {
         let mut server = Server { stop: stop.clone(), threads: Vec::new(), bells: Bells::default() };
         let mut files = Vec::new();
         for device in devices {
-            let path = device.file(run);
+            let Some((path, bytes)) = device.file(run) else { continue };
             let file = File::options().read(true).write(true).create(true).truncate(false).open(&path);
             let file = file.with_context(|| format!("cannot make {}", path.display()))?;
-            file.set_len(device.bytes())?;
+            file.set_len(bytes)?;
             files.push((device.slot, file));
         }
-        let Some(first) = devices.iter().find(|device| device.memory == Memory::Shared) else {
+        let shared = devices.iter().find(|device| device.memory == Memory::Shared);
+        let Some((path, _)) = shared.and_then(|device| device.file(run)) else {
             return Ok(server);
         };
-        let memory = File::options().read(true).write(true).open(first.file(run))?;
+        let memory = File::options().read(true).write(true).open(path)?;
         let socket = run.join(SOCKET);
+        // A machine that is booted once more finds the socket of its first boot.
+        let _ = fs::remove_file(&socket);
         let listener = UnixListener::bind(&socket).with_context(|| {
             format!("cannot listen at {}: a shorter CARGO_TARGET_DIR may help", socket.display())
         })?;
@@ -280,7 +287,6 @@ fn perform(request: u64, [a, b, c, d]: [u64; 4], files: &[(u8, File)], peers: &P
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
     use std::sync::atomic::AtomicU32;
 
     #[test]

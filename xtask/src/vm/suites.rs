@@ -469,11 +469,11 @@ fi
     Suite {
         name: "driver",
         guests: 1,
-        budget: 65,
+        budget: 85,
         default: true,
-        about: "the kernel module on ivshmem functions: windows, slices, staging, doorbells, hostile calls",
+        about: "the kernel module on ivshmem functions: windows, slices, staging, doorbells, hostile calls; devices of other drivers",
         build: &[OUTSIDE, PUSHGATE, DRIVER_TESTS],
-        devices: IVSHMEM,
+        devices: DRIVER,
         module: true,
         siw: false,
         package: false,
@@ -543,6 +543,33 @@ const IVSHMEM: &[Device] = &[
     Device { slot: 0x11, memory: Memory::Own(4) },
     Device { slot: 0x12, memory: Memory::Shared },
     Device { slot: 0x13, memory: Memory::Shared },
+];
+
+/// The functions of [`IVSHMEM`], and two devices of other drivers: a network card below a port, where errors reach it as they reach a
+/// card in a slot, and a disk.
+const DRIVER: &[Device] = &[
+    IVSHMEM[0],
+    IVSHMEM[1],
+    IVSHMEM[2],
+    IVSHMEM[3],
+    Device {
+        slot: 0x14,
+        memory: Memory::Other(&[
+            "-device",
+            "pcie-root-port,id=slot1,chassis=1,slot=1,x-speed=5,addr=SLOT",
+            "-device",
+            "e1000e,romfile=,bus=slot1",
+        ]),
+    },
+    Device {
+        slot: 0x15,
+        memory: Memory::Other(&[
+            "-blockdev",
+            "driver=null-co,node-name=disk,size=1048576,read-zeroes=on",
+            "-device",
+            "nvme,serial=pushgate,drive=disk,addr=SLOT",
+        ]),
+    },
 ];
 
 /// The names of all suites.
