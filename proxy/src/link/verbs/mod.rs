@@ -48,6 +48,7 @@ mod infiniband_tests;
 pub mod kinds;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod line;
+mod looker;
 #[cfg(any(test, feature = "sim"))]
 #[cfg_attr(not(test), allow(dead_code, reason = "the simulator needs a part of it"))]
 mod mock;

@@ -663,7 +663,6 @@ fn functions(verbs: &mut Verbs, context: &mut ibv_context) {
     verbs.ibv_create_qp = Ok(create_qp);
     verbs.ibv_destroy_qp = Ok(destroy_qp);
     verbs.ibv_modify_qp = Ok(modify_qp);
-    verbs.ibv_query_qp = Ok(query_qp);
     verbs.ibv_query_port = Ok(query_port);
 }
 
@@ -750,21 +749,6 @@ pub(super) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_att
             _ => {}
         }
     });
-    0
-}
-
-unsafe extern "C" fn query_qp(
-    qp: *mut ibv_qp,
-    attr: *mut ibv_qp_attr,
-    _: c_int,
-    _: *mut ibv_qp_init_attr,
-) -> c_int {
-    // SAFETY: the queue pair is there.
-    let (context, number) = unsafe { ((*qp).context, (*qp).qp_num) };
-    let error = with(context, |nic| nic.qps[&number].error);
-    let state = if error { ibv_qp_state::IBV_QPS_ERR } else { ibv_qp_state::IBV_QPS_RTS };
-    // SAFETY: the attributes are the caller's.
-    unsafe { (*attr).qp_state = state };
     0
 }
 

@@ -7,9 +7,11 @@ use std::sync::mpsc::{Receiver, TryRecvError, channel};
 
 use super::super::NOTIFIES;
 use super::super::chain::Chain;
+use super::super::cm::Connection;
 use super::super::health::Health;
 use super::super::inbox::REGION_WORDS;
 use super::super::line::Line;
+use super::super::looker::Watch;
 use super::super::next::{Begin, Made, NextOffer, Objects, Ready};
 use super::super::objects::Mr;
 use super::super::offer::{Agreed, Places};
@@ -110,6 +112,7 @@ impl VerbsLink {
 
     /// Takes this end's objects out, for another link.
     fn take_objects(&mut self) -> Objects {
+        self.watch = None;
         let regions = &mut self.regions;
         let mut taken = Objects {
             rc: self.rc.take(),
@@ -203,6 +206,8 @@ impl VerbsLink {
             Chain::new(rc.inline, interval(self.out_log), echo)
         };
         (self.window.key, self.outbox_key) = (registered.window.lkey, registered.outbox.lkey);
+        let address = self.connection.as_ref().and_then(Connection::address);
+        self.watch = Some(Watch::new(&self.device, &gid, address, rc.names()));
         (self.rc, self.registered, self.gid, self.peer_places) = (Some(rc), Some(registered), gid, places);
         self.sources = sources;
         (self.in_order, self.peer_events) = (agrees.in_order, agrees.peer_events);
