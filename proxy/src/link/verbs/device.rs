@@ -18,6 +18,8 @@ use super::gid::{self, Family, Gid, GidEntry, OwnAddress};
 use super::kinds::{Kind, Protocol, failure};
 use super::looker::Looker;
 use super::pkey;
+#[cfg(any(test, feature = "sim"))]
+use super::turn::Turns;
 use crate::addresses::Interface;
 use crate::netlink::addresses_of;
 
@@ -351,7 +353,7 @@ impl Device {
             limits: DeviceLimits { queue: 1024, cq: 1024, reads: 1 },
             kind,
             // The simulator has one thread, and a clock of its own.
-            looker: Looker::new(true),
+            looker: Looker::new(true, Turns::of_engine()),
             vectors: AtomicU32::new(0),
             fatal: AtomicBool::new(false),
             // A test's device notes calls by thread, and the simulator has one thread.

@@ -19,6 +19,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::device::Device;
 use super::gid::GidEntry;
 use super::health::{LOOK as SHORTEST, SETTLE};
+use super::turn::Turns;
 use crate::netlink;
 
 /// Between two looks at a port about which nothing was said, nanoseconds.
@@ -108,6 +109,8 @@ pub(super) struct Looker {
     bell: Mutex<Option<Arc<EventFd>>>,
     links: Mutex<Links>,
     times: Mutex<Times>,
+    /// The same links' turns to be made anew.
+    pub(super) turns: Arc<Turns>,
 }
 
 #[derive(Default)]
@@ -154,20 +157,21 @@ impl Looker {
         let mut all = lock(&ALL);
         let place = all.entry((device.into(), port)).or_default();
         place.upgrade().unwrap_or_else(|| {
-            let looker = Self::new(false);
+            let looker = Self::new(false, Turns::of_host());
             *place = Arc::downgrade(&looker);
             looker
         })
     }
 
     /// Of a device of its own. `driven`: the links look.
-    pub(super) fn new(driven: bool) -> Arc<Self> {
+    pub(super) fn new(driven: bool, turns: Turns) -> Arc<Self> {
         Arc::new(Looker {
             driven: driven.into(),
             asked: false.into(),
             bell: Mutex::default(),
             links: Mutex::default(),
             times: Mutex::default(),
+            turns: Arc::new(turns),
         })
     }
 
@@ -416,7 +420,8 @@ mod tests {
             let silent: OwnedFd = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
             context.async_fd = silent.into_raw_fd();
         });
-        Arc::get_mut(&mut mock.device).expect("nobody has it yet").looker = Looker::new(false);
+        Arc::get_mut(&mut mock.device).expect("nobody has it yet").looker =
+            Looker::new(false, Turns::of_host());
         mock
     }
 

@@ -79,6 +79,9 @@ pub(super) mod simulated_tests;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod slot;
 mod states;
+#[cfg(test)]
+mod storm_tests;
+mod turn;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod verbs_link;
 

@@ -39,6 +39,7 @@ use super::offer::Places;
 use super::path::{Found as PathFound, Path};
 use super::sending::Sending;
 use super::setup::{OwnEnd, VerbsAway, VerbsOpening, VerbsPrepared};
+use super::turn::Turn;
 use super::{CONTROL_WRS, VerbsError};
 use crate::gate::{Budget, Permit};
 use crate::link::{Arrival, Link, LinkDown, PeerCounts, Renew, Waking};
@@ -171,6 +172,10 @@ pub struct VerbsLink {
     health: Health,
     /// The part in the looks at the port. `None` while the link is replaced.
     watch: Option<Watch>,
+    /// Where the present link has not carried anything yet, or there is none.
+    turn: Option<Turn>,
+    /// When the present link began, nanoseconds.
+    live_since: u64,
     ending: Ending,
     /// The time as it was passed in last, nanoseconds.
     now: u64,
@@ -355,6 +360,8 @@ impl VerbsLink {
             receives_wr: 0,
             health: Health::default(),
             watch: None,
+            turn: None,
+            live_since: 0,
             ending: Ending::Stopped,
             now: 0,
             fresh: false,
@@ -611,6 +618,7 @@ impl Link for VerbsLink {
             }
         }
         self.hears_of_its_end();
+        self.has_carried();
         if let Some(watch) = &self.watch {
             if self.health.takes_ask() {
                 watch.asks();
