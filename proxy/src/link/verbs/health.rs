@@ -6,11 +6,14 @@
 //! leaves no doubt.
 
 use pushgate_driver_shim::abi;
+use pushgate_rdma_core_sys::ibv_wc_status;
 
 use crate::link::LinkDown;
 
 /// Between two looks of a link at what was seen of its port and at its path, nanoseconds.
 pub(super) const LOOK: u64 = 10_000_000;
+/// What a flushed work request tells, and the queue pair's error state: something else was the cause.
+const VAGUE: [u32; 2] = [abi::PUSHGATE_DOWN_WC, abi::PUSHGATE_DOWN_WC + ibv_wc_status::IBV_WC_WR_FLUSH_ERR.0];
 /// How long a sign of failure is watched before it counts, nanoseconds.
 pub(super) const SETTLE: u64 = 300_000_000;
 
@@ -69,11 +72,21 @@ impl Health {
         self.failed.get_or_insert(LinkDown::Failed { cause, by_peer });
     }
 
-    /// Something failed with `cause`, and this host's own end may be why. The port is to be looked at without delay.
+    /// Something failed with `cause`, and this host's own end may be why. The port is to be looked at without delay. The first cause stays,
+    /// unless that was another one's consequence.
     pub(super) fn doubt(&mut self, cause: u32) {
         if self.doubt.is_none() {
-            (self.doubt, self.asks, self.next_look) = (Some(cause), true, 0);
+            (self.asks, self.next_look) = (true, 0);
         }
+        if self.doubt.is_none_or(|doubt| VAGUE.contains(&doubt)) {
+            self.doubt = Some(cause);
+        }
+    }
+
+    /// Whether something failed whose cause is still to be told: devices may flush other work requests before they complete the one that
+    /// failed.
+    pub(super) fn awaits_cause(&self) -> bool {
+        self.failed.is_none() && !self.deserted && self.doubt.is_some_and(|doubt| VAGUE.contains(&doubt))
     }
 
     /// Whether the port is to be looked at for a doubt that has come up since the last time.

@@ -66,6 +66,8 @@ mod peer_tests;
 mod pkey;
 #[cfg(test)]
 mod port_tests;
+#[cfg(any(test, feature = "sim"))]
+pub(crate) mod profiles;
 #[cfg(test)]
 mod rails_tests;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
