@@ -248,7 +248,7 @@ pub(super) struct Ready {
 }
 
 impl Ready {
-    /// Posts the receives and moves the queue pair to RTR. The objects come back though that failed.
+    /// Posts the receives and moves the queue pair to RTR, then to RTS. The objects come back though that failed.
     pub(super) fn make(self) -> (Made, Result<(), VerbsError>) {
         let Ready { kept, mut made, remote, mtu, receives, cm } = self;
         let posted = made.rc.post_receives(receives).map_err(|error| VerbsError::Call {
@@ -266,7 +266,11 @@ impl Ready {
                 made.connection = Some(connection);
                 Ok(())
             }
-            _ => kept.end.states(&made.rc, &made.gid, made.psn).ready_to_receive(&remote, mtu),
+            // It may send, which it does when the peer is ready too: no step to the device is left for the engine then.
+            _ => {
+                let states = kept.end.states(&made.rc, &made.gid, made.psn);
+                states.ready_to_receive(&remote, mtu).and_then(|()| states.ready_to_send())
+            }
         });
         (made, ready)
     }

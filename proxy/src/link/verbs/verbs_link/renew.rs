@@ -420,15 +420,6 @@ impl Renew for VerbsLink {
         let Next::Prepared(made, agrees) = std::mem::take(&mut self.next) else {
             unreachable!("a link goes live when both ends have prepared")
         };
-        // Through rdma_cm the queue pair is in that state already.
-        let ready = match &made.connection {
-            Some(_) => Ok(()),
-            None => end.states(&made.rc, &made.gid, made.psn).ready_to_send(),
-        };
-        if let Err(e) = ready {
-            self.next = Next::Prepared(made, agrees);
-            return Err(here(e));
-        }
         self.adopt(made, places, agrees, accepted);
         self.publish_changes();
         // What was added since the link was made.
