@@ -175,6 +175,14 @@ impl Looker {
         })
     }
 
+    /// Forgets when anybody looked or failed, for another run of the simulator.
+    #[cfg(feature = "sim")]
+    pub(super) fn reset(&self) {
+        self.asked.store(false, Ordering::Relaxed);
+        *lock(&self.times) = Times::default();
+        self.turns.reset();
+    }
+
     /// Looks after one more link.
     fn takes(self: &Arc<Self>, watched: &Arc<Watched>) {
         let mut links = lock(&self.links);

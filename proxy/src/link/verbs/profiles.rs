@@ -7,6 +7,7 @@ use super::simulated::InError;
 #[derive(Clone, Copy)]
 pub(crate) struct Profile {
     /// What has it.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for the messages of tests"))]
     pub(super) name: &'static str,
     pub(super) in_error: InError,
 }

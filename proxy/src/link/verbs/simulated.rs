@@ -462,6 +462,7 @@ impl Sim {
     #[cfg(feature = "sim")]
     pub(crate) fn reset(&self) {
         self.nic(|nic| *nic = Nic::default());
+        self.device.looker.reset();
         mock::take();
     }
 

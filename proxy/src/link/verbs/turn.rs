@@ -34,6 +34,12 @@ impl Turns {
         Turns { fabric: Mutex::new(Fabric::new(LIMITS, 0)), begin: None }
     }
 
+    /// Forgets the links, which are gone.
+    #[cfg(feature = "sim")]
+    pub(super) fn reset(&self) {
+        *self.fabric() = Fabric::new(LIMITS, 0);
+    }
+
     fn fabric(&self) -> MutexGuard<'_, Fabric> {
         // A panic leaves the counts whole.
         self.fabric.lock().unwrap_or_else(PoisonError::into_inner)
@@ -64,7 +70,9 @@ impl Turn {
     /// Of a link that has broken, or was never made, with a number that both of its ends know.
     pub(super) fn new(turns: &Arc<Turns>, number: u64) -> Self {
         turns.fabric().leaves();
-        Turn { turns: turns.clone(), state: State::Waits, order: (0, number), carries: false }
+        // The number is of numbers of first packets, which differ from run to run: where there is one engine, its order is that of both ends.
+        let order = (0, if turns.begin.is_some() { number } else { 0 });
+        Turn { turns: turns.clone(), state: State::Waits, order, carries: false }
     }
 
     /// Whether the link may be made now. `now`: the engine's time. If so [`Turn::made`] follows.
