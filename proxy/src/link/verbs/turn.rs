@@ -14,7 +14,7 @@ const LIMITS: Limits = Limits { most: 16, first_pause: 10_000_000, longest_pause
 /// The turns of all links of one port.
 pub(super) struct Turns {
     fabric: Mutex<Fabric>,
-    /// When the port's links began to take turns; none: in the time of the engine, of which there is one.
+    /// When the port's links began to take turns. `None`: there is one engine, whose time counts.
     begin: Option<Instant>,
 }
 
@@ -28,7 +28,7 @@ impl Turns {
         }
     }
 
-    /// In the time of the one engine that a test or the simulator has.
+    /// In the time of the engine: a test or the simulator has one.
     #[cfg(any(test, feature = "sim"))]
     pub(super) fn of_engine() -> Self {
         Turns { fabric: Mutex::new(Fabric::new(LIMITS, 0)), begin: None }
