@@ -21,7 +21,8 @@ pub(crate) static PROFILES: [Profile; 4] = [
     Profile { name: "irdma", in_error: InError { drops: true, ..MLX5 } },
     // Earlier releases of libbnxt_re refuse what is posted in the error state with EINVAL.
     Profile { name: "bnxt_re", in_error: InError { refuses: true, ..MLX5 } },
-    // `ionic_poll_recv` begins to flush receives with a completion that may come before the one of the send that failed.
+    // A completion that begins the flush of receives (`ionic_poll_recv`) may come before that of the send that failed. Earlier releases
+    // refuse what is posted; today's take it.
     Profile { name: "ionic", in_error: InError { refuses: true, receives_first: true, ..MLX5 } },
 ];
 
