@@ -11,7 +11,8 @@
 //! * [`copies`] is which bytes of the peer's regions messages on their way go to.
 //! * [`session`] is what both ends know of each other.
 //! * [`rails`] carries one session over several links: stripes, the accepted prefix, what a rail that left owes.
-//! * [`connect`] is how two ends meet, the first time and every later time; [`recovery`] has its phases.
+//! * [`connect`] is how two ends meet, the first time and every later time; [`recovery`] has its phases; [`fabric`] says
+//!   how many links of a device begin again at once.
 
 #![forbid(unsafe_code)]
 // One seed replays a run: nothing here reads a clock or hashes at random.
@@ -33,6 +34,7 @@ macro_rules! planted {
 
 pub mod connect;
 pub mod copies;
+pub mod fabric;
 pub mod gate;
 pub mod inbound;
 pub mod journal;

@@ -19,6 +19,7 @@ use super::replay::Replay;
 use super::set_up::state::{FAILED, Grave, SetUp};
 use super::violation::{Violation, broken};
 use crate::frame::Frame;
+use crate::link::verbs::profiles::PROFILES;
 use crate::link::verbs::simulated::Sim;
 use crate::ring;
 use crate::session::Status;
@@ -108,6 +109,8 @@ impl<'a> Cluster<'a> {
     pub(super) fn new(plan: Plan, (nic, rails): (&'a Sim, &'a [Sim; RAILS]), prints: bool) -> Self {
         nic.reset();
         rails.iter().for_each(Sim::reset);
+        let profile = Random::new(plan.seed, 97_000).of(&PROFILES);
+        [nic].into_iter().chain(rails).for_each(|sim| sim.is_of(&profile));
         // A link that is freed waits for its device, which does nothing meanwhile.
         rails.iter().for_each(Sim::drains);
         memory::forget_readable();

@@ -8,7 +8,6 @@
 //! The queue pair stays on the device's own context. rdma_cm gives the attributes of each state, and
 //! what the settings say of retries and access is put over them. The connection lives as long as its [`Connection`].
 
-use std::collections::HashMap;
 use std::ffi::CStr;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -30,7 +29,6 @@ use super::config::Config;
 use super::device::{Device, non_blocking};
 use super::kinds::Protocol;
 use super::objects::Lent;
-use crate::netlink;
 
 /// How long the ends may take from the peer's offer to the connection: the peer's thread may be busy with other peers.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -650,12 +648,10 @@ impl Connection {
         std::iter::from_fn(|| id.event()).any(|e| ends.contains(&e.kind))
     }
 
-    /// Whether this host no longer has the address that the connection has at this end. A host that can't be asked has the
-    /// address still.
-    pub(super) fn has_lost_its_address(&self) -> bool {
-        let Some(id) = &self.id else { return false };
-        let has = |all: &HashMap<u32, Vec<IpAddr>>| all.values().flatten().any(|ip| *ip == id.own.ip());
-        id.device.kind.protocol == Protocol::Iwarp && netlink::addresses().is_ok_and(|all| !has(&all))
+    /// The address that the connection has at this end, over iWARP.
+    pub(super) fn address(&self) -> Option<IpAddr> {
+        let id = self.id.as_ref().filter(|id| id.device.kind.protocol == Protocol::Iwarp)?;
+        Some(id.own.ip())
     }
 }
 

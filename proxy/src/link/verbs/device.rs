@@ -6,10 +6,9 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Once};
 
-use pushgate_driver_shim::abi;
 use pushgate_driver_shim::fork::Owner;
 use pushgate_rdma_core_sys as sys;
 
@@ -17,7 +16,10 @@ use super::VerbsError;
 use super::choice::{self, Choice, Description, Distance, Wish};
 use super::gid::{self, Family, Gid, GidEntry, OwnAddress};
 use super::kinds::{Kind, Protocol, failure};
+use super::looker::Looker;
 use super::pkey;
+#[cfg(any(test, feature = "sim"))]
+use super::turn::Turns;
 use crate::addresses::Interface;
 use crate::netlink::addresses_of;
 
@@ -38,11 +40,8 @@ pub struct Device {
     message: u32,
     pub(super) limits: DeviceLimits,
     pub(super) kind: &'static Kind,
-    /// Asynchronous events taken so far. A link that sees the count move looks what is wrong.
-    events: AtomicU64,
-    /// When a link asked for events last, and when one found the port well, nanoseconds. Each link of an engine passes its engine's time.
-    asked: AtomicU64,
-    well: AtomicU64,
+    /// Who looks at the port.
+    pub(super) looker: Arc<Looker>,
     /// How many completion queues have taken a vector.
     vectors: AtomicU32,
     /// One of them said that the device is lost.
@@ -131,10 +130,6 @@ pub(super) fn non_blocking(fd: BorrowedFd<'_>) -> Result<(), VerbsError> {
             error: e.into(),
             remedy: String::new(),
         })
-}
-
-fn exists(path: &str) -> bool {
-    std::path::Path::new(path).exists()
 }
 
 fn library() -> Result<&'static sys::Verbs, VerbsError> {
@@ -292,6 +287,7 @@ impl Device {
         // SAFETY: the device is of a list that the caller holds.
         let context = unsafe { verbs.ibv_open_device(device) };
         let context = NonNull::new(context).ok_or_else(|| call(format!("opening RDMA device {name}")))?;
+        let looker = Looker::of(&name, port);
         // From here on its drop closes it.
         let mut d = Device {
             verbs,
@@ -305,9 +301,7 @@ impl Device {
             message: 0,
             limits: DeviceLimits { queue: 0, cq: 0, reads: 1 },
             kind: Kind::of(Protocol::Ib, 0),
-            events: AtomicU64::new(0),
-            asked: AtomicU64::new(u64::MAX),
-            well: AtomicU64::new(u64::MAX),
+            looker,
             // Processes of a host begin at different ones.
             vectors: AtomicU32::new(std::process::id()),
             fatal: AtomicBool::new(false),
@@ -358,9 +352,8 @@ impl Device {
             message: 1 << 30,
             limits: DeviceLimits { queue: 1024, cq: 1024, reads: 1 },
             kind,
-            events: AtomicU64::new(0),
-            asked: AtomicU64::new(u64::MAX),
-            well: AtomicU64::new(u64::MAX),
+            // The simulator has one thread, and a clock of its own.
+            looker: Looker::new(true, Turns::of_engine()),
             vectors: AtomicU32::new(0),
             fatal: AtomicBool::new(false),
             // A test's device notes calls by thread, and the simulator has one thread.
@@ -516,7 +509,7 @@ impl Device {
     /// The device with its port as they are now, for another link: this one, or the device of the same name if this one was
     /// removed, or had its port down when it was opened. An error if the port can't carry anything.
     pub(crate) fn as_now(self: &Arc<Self>) -> Result<Arc<Self>, VerbsError> {
-        if self.is_fatal() || !self.exists() || !self.is_active() {
+        if self.is_lost() || !self.is_active() {
             return Device::open(&self.name, self.port);
         }
         match self.query_port()?.active {
@@ -562,33 +555,37 @@ impl Device {
         unsafe { BorrowedFd::borrow_raw(self.context.as_ref().async_fd) }
     }
 
-    /// [`Device::poll_events`], unless another link of the device has asked within `interval` before `now`, nanoseconds.
-    pub(super) fn events_at(&self, now: u64, interval: u64) -> u64 {
-        // Relaxed: who sees the time late asks once more.
-        if is_within(self.asked.load(Ordering::Relaxed), now, interval) {
-            return self.events.load(Ordering::Acquire);
-        }
-        self.asked.store(now, Ordering::Relaxed);
-        self.poll_events()
-    }
-
-    /// Takes the asynchronous events that wait, whichever queue pair they are of,
-    /// and returns how many there have been. Does not block.
-    pub(super) fn poll_events(&self) -> u64 {
+    /// Takes the asynchronous events that wait: `fails` is told libibverbs' handle of a queue pair that came to the error state, or
+    /// of a completion queue that failed. True if one of them may concern the port. Does not block.
+    pub(super) fn take_events(&self, fails: impl Fn(usize)) -> bool {
+        let mut news = false;
         loop {
             // SAFETY: plain data.
             let mut event: sys::ibv_async_event = unsafe { std::mem::zeroed() };
             // SAFETY: the context is open, its descriptor does not block, the place is ours.
             if unsafe { self.verbs.ibv_get_async_event(self.raw(), &mut event) } != 0 {
-                return self.events.load(Ordering::Acquire);
+                return news;
             }
             // SAFETY: the library's own text for any value.
             let text = unsafe { CStr::from_ptr(self.verbs.ibv_event_type_str(event.event_type)) };
             use sys::ibv_event_type as e;
             let (text, device, port) = (text.to_string_lossy(), &*self.name, self.port);
-            // A packet came before the queue pair was ready to send: all is well.
-            let usual = event.event_type == e::IBV_EVENT_COMM_EST;
+            // SAFETY: any bytes are a handle, which is compared alone.
+            let (qp, cq) = unsafe { (event.element.qp.addr(), event.element.cq.addr()) };
             match event.event_type {
+                e::IBV_EVENT_CQ_ERR => fails(cq),
+                e::IBV_EVENT_QP_FATAL
+                | e::IBV_EVENT_QP_REQ_ERR
+                | e::IBV_EVENT_QP_ACCESS_ERR
+                | e::IBV_EVENT_QP_LAST_WQE_REACHED
+                    if self.kind.state_told =>
+                {
+                    fails(qp)
+                }
+                _ => {}
+            }
+            match event.event_type {
+                // A packet came before the queue pair was ready to send: all is well.
                 e::IBV_EVENT_COMM_EST => {}
                 // The queue pair's link finds what ended it, and says so with the ranks.
                 e::IBV_EVENT_QP_FATAL
@@ -598,14 +595,16 @@ impl Device {
                 | e::IBV_EVENT_QP_LAST_WQE_REACHED => {
                     tracing::info!(device, port, "RDMA event of a queue pair: {text}");
                 }
-                _ => tracing::warn!(device, port, "RDMA event: {text}"),
+                _ => {
+                    tracing::warn!(device, port, "RDMA event: {text}");
+                    news = true;
+                }
             }
             if event.event_type == sys::ibv_event_type::IBV_EVENT_DEVICE_FATAL {
                 self.fatal.store(true, Ordering::Release);
             }
             // SAFETY: taken above, acknowledged once.
             unsafe { self.verbs.ibv_ack_async_event(&mut event) };
-            self.events.fetch_add(!usual as u64, Ordering::AcqRel);
         }
     }
 
@@ -614,47 +613,16 @@ impl Device {
         self.fatal.load(Ordering::Acquire)
     }
 
-    /// [`Device::diagnose`], but that the port and the device count as well where another link found them so within `interval` before
-    /// `now`, nanoseconds. A link that has a doubt looks for itself.
-    pub(super) fn diagnose_at(&self, entry: &GidEntry, now: u64, interval: u64) -> Option<u32> {
-        if !self.is_fatal() && is_within(self.well.load(Ordering::Relaxed), now, interval) {
-            return self.has_lost(entry).then_some(abi::PUSHGATE_DOWN_ADDRESS);
-        }
-        let found = self.diagnose(entry);
-        if found.is_none() {
-            self.well.store(now, Ordering::Relaxed);
-        }
-        found
-    }
-
-    /// What is wrong with the way that a queue pair takes out of this host:
-    /// `PUSHGATE_DOWN_*`, the farthest-reaching first.
-    pub(super) fn diagnose(&self, entry: &GidEntry) -> Option<u32> {
-        if self.is_fatal() || !self.exists() {
-            return Some(abi::PUSHGATE_DOWN_DEVICE);
-        }
-        if entry.netdev.as_ref().is_some_and(|n| !exists(&format!("/sys/class/net/{n}"))) {
-            return Some(abi::PUSHGATE_DOWN_DEVICE);
-        }
-        match self.query_port() {
-            Ok(p) if p.active => {}
-            Ok(_) => return Some(abi::PUSHGATE_DOWN_PORT),
-            Err(_) => return Some(abi::PUSHGATE_DOWN_DEVICE),
-        }
-        self.has_lost(entry).then_some(abi::PUSHGATE_DOWN_ADDRESS)
+    /// Whether the device works no more, or is not there any more.
+    pub(super) fn is_lost(&self) -> bool {
+        self.is_fatal() || !self.exists()
     }
 
     /// Whether an address of the port is gone.
-    fn has_lost(&self, entry: &GidEntry) -> bool {
+    pub(super) fn has_lost(&self, entry: &GidEntry) -> bool {
         // Who can't look knows nothing.
         self.ethernet && self.gid(entry.index).is_ok_and(|found| found != Some(entry.gid))
     }
-}
-
-/// Whether `time` lies within `interval` before `now`. Engines count their time from starts of their own: what another one has noted may
-/// be the future, which does not count.
-fn is_within(time: u64, now: u64, interval: u64) -> bool {
-    time <= now && now - time < interval
 }
 
 impl Drop for Device {

@@ -240,11 +240,11 @@ mod tests {
         let [first, second] = [flusher.begin().unwrap(), flusher.begin().unwrap()];
         // Others are no end of it.
         mock::say(sys::ibv_event_type::IBV_EVENT_PORT_ERR);
-        mock.device.poll_events();
+        mock.device.take_events(|_| {});
         assert!(!flusher.done(first).unwrap());
         mock::complete(1, SUCCESS);
         mock::say(sys::ibv_event_type::IBV_EVENT_DEVICE_FATAL);
-        mock.device.poll_events();
+        mock.device.take_events(|_| {});
         // What is complete is so.
         assert!(flusher.done(first).unwrap());
         // The device will never say more of the other.

@@ -6,16 +6,16 @@
 //! leaves no doubt.
 
 use pushgate_driver_shim::abi;
+use pushgate_rdma_core_sys::ibv_wc_status;
 
 use crate::link::LinkDown;
 
-/// Between two looks for asynchronous events, each a system call, nanoseconds. All links of a device share one look.
-pub(super) const EVENTS: u64 = 10_000_000;
-/// Between two looks at a port that says nothing, nanoseconds. Each may be a command to the device's firmware, so links share a look that
-/// found the port well, for half of this time.
-pub(super) const LOOK: u64 = 500_000_000;
+/// Between two looks of a link at what was seen of its port and at its path, nanoseconds.
+pub(super) const LOOK: u64 = 10_000_000;
+/// What a flushed work request tells, and the queue pair's error state: something else was the cause.
+const VAGUE: [u32; 2] = [abi::PUSHGATE_DOWN_WC, abi::PUSHGATE_DOWN_WC + ibv_wc_status::IBV_WC_WR_FLUSH_ERR.0];
 /// How long a sign of failure is watched before it counts, nanoseconds.
-const SETTLE: u64 = 300_000_000;
+pub(super) const SETTLE: u64 = 300_000_000;
 
 /// The health of one link.
 #[derive(Debug, Default)]
@@ -25,12 +25,11 @@ pub(super) struct Health {
     doubt: Option<u32>,
     /// The peer left in order, and this end has nothing more to tell it.
     deserted: bool,
-    /// Asynchronous events that the device had reported at the last look.
-    news: u64,
-    next_events: u64,
+    /// The port is to be looked at, for there is a doubt.
+    asks: bool,
     next_look: u64,
-    /// The cause that is watched, and since when.
-    watched: Option<(u32, u64)>,
+    /// Since when a sign is watched.
+    watched: Option<u64>,
 }
 
 impl Health {
@@ -73,56 +72,47 @@ impl Health {
         self.failed.get_or_insert(LinkDown::Failed { cause, by_peer });
     }
 
-    /// Something failed with `cause`, and this host's own end may be why. The device is looked at without delay.
+    /// Something failed with `cause`, and this host's own end may be why. The port is to be looked at without delay. The first cause stays,
+    /// unless that was another one's consequence.
     pub(super) fn doubt(&mut self, cause: u32) {
-        self.doubt.get_or_insert(cause);
-        (self.next_events, self.next_look) = (0, 0);
+        if self.doubt.is_none() {
+            (self.asks, self.next_look) = (true, 0);
+        }
+        if self.doubt.is_none_or(|doubt| VAGUE.contains(&doubt)) {
+            self.doubt = Some(cause);
+        }
     }
 
-    /// Whether asynchronous events are to be asked for now. Asking is a system call, so the next time is a while off.
-    pub(super) fn asks_for_events(&mut self, now: u64) -> bool {
-        let due = now >= self.next_events;
+    /// Whether something failed whose cause is still to be told: devices may flush other work requests before they complete the one that
+    /// failed.
+    pub(super) fn awaits_cause(&self) -> bool {
+        self.failed.is_none() && !self.deserted && self.doubt.is_some_and(|doubt| VAGUE.contains(&doubt))
+    }
+
+    /// Whether the port is to be looked at for a doubt that has come up since the last time.
+    pub(super) fn takes_ask(&mut self) -> bool {
+        std::mem::take(&mut self.asks)
+    }
+
+    /// Whether it is time to take in what was seen. The next time is a while off.
+    pub(super) fn is_due(&mut self, now: u64) -> bool {
+        let due = now >= self.next_look;
         if due {
-            self.next_events = now + EVENTS;
+            self.next_look = now + LOOK;
         }
         due
     }
 
-    /// Whether the device has to be looked at: it has reported `news` events in all.
-    pub(super) fn needs_a_look(&self, news: u64, now: u64) -> bool {
-        news != self.news || now >= self.next_look
-    }
-
-    /// Whether something is amiss, or was at the last look: then a look of another link's is not enough.
-    pub(super) fn is_wary(&self, news: u64) -> bool {
-        news != self.news || self.doubt.is_some() || self.watched.is_some()
-    }
-
-    /// Takes in a look at the device, which has reported `news` events in all: `in_error` tells whether it reported the
-    /// queue pair's error state, `found` what is wrong with the port. Returns the cause once the link has failed.
-    pub(super) fn looked(
-        &mut self,
-        news: u64,
-        in_error: impl FnOnce() -> bool,
-        found: Option<u32>,
-        now: u64,
-    ) -> Option<u32> {
-        // A responder learns of its end so, and not by a completion.
-        if news != self.news && self.doubt.is_none() && in_error() {
-            self.doubt = Some(abi::PUSHGATE_DOWN_WC);
-        }
-        (self.news, self.next_look) = (news, now + LOOK);
+    /// Takes in what the last look `found` wrong with the port. Returns the cause once the link has failed.
+    pub(super) fn looked(&mut self, found: Option<u32>, now: u64) -> Option<u32> {
         match (found.or(self.doubt), self.watched) {
             (None, _) => self.watched = None,
-            (Some(cause), None) => {
-                self.watched = Some((cause, now));
-                self.next_look = now + SETTLE;
-            }
-            (Some(cause), Some((_, since))) if now - since >= SETTLE => {
+            (Some(_), None) => self.watched = Some(now),
+            (Some(cause), Some(since)) if now - since >= SETTLE => {
                 self.fail(cause);
                 return Some(cause);
             }
-            (Some(_), Some((_, since))) => self.next_look = since + SETTLE,
+            (Some(_), Some(_)) => {}
         }
         None
     }
@@ -136,17 +126,13 @@ mod tests {
     const DEVICE: u32 = abi::PUSHGATE_DOWN_DEVICE;
     const MS: u64 = 1_000_000;
 
-    fn look(h: &mut Health, found: Option<u32>, now: u64) -> Option<u32> {
-        h.looked(0, || false, found, now)
-    }
-
     #[test]
     fn p7_a_sign_counts_once_it_has_lasted_with_the_worst_that_was_found_by_then() {
         let mut h = Health::default();
-        assert_eq!(look(&mut h, Some(PORT), 0), None);
-        assert!(!h.needs_a_look(0, 299 * MS) && h.needs_a_look(0, 300 * MS) && h.needs_a_look(1, 0));
-        assert_eq!(look(&mut h, Some(DEVICE), 200 * MS), None);
-        assert_eq!(look(&mut h, Some(DEVICE), 300 * MS), Some(DEVICE));
+        for now in [0, 200, 299] {
+            assert_eq!(h.looked(Some(PORT), now * MS), None);
+        }
+        assert_eq!(h.looked(Some(DEVICE), 300 * MS), Some(DEVICE));
         let down = LinkDown::Failed { cause: DEVICE, by_peer: false };
         assert_eq!(h.healthy(), Err(down));
         h.fail(abi::PUSHGATE_DOWN_RNR);
@@ -157,8 +143,8 @@ mod tests {
     fn p7_a_port_that_comes_back_in_time_is_healthy() {
         let mut h = Health::default();
         for turn in 0..5 {
-            assert_eq!(look(&mut h, Some(PORT), turn * 400 * MS), None);
-            assert_eq!(look(&mut h, None, turn * 400 * MS + 299 * MS), None);
+            assert_eq!(h.looked(Some(PORT), turn * 400 * MS), None);
+            assert_eq!(h.looked(None, turn * 400 * MS + 299 * MS), None);
         }
         assert_eq!((h.healthy(), h.is_over()), (Ok(()), false));
     }
@@ -167,23 +153,13 @@ mod tests {
     fn p7_a_request_that_failed_is_put_down_to_this_hosts_port_if_that_has_failed_too() {
         for (port, cause) in [(Some(PORT), PORT), (None, abi::PUSHGATE_DOWN_RETRY)] {
             let mut h = Health::default();
-            assert!(h.asks_for_events(0) && !h.asks_for_events(EVENTS - 1));
+            assert!(h.is_due(0) && !h.is_due(LOOK - 1) && !h.takes_ask());
             h.doubt(abi::PUSHGATE_DOWN_RETRY);
-            assert!(h.asks_for_events(0) && h.needs_a_look(0, 0), "at once");
+            assert!(h.is_due(0) && h.takes_ask() && !h.takes_ask(), "at once");
             assert!(h.is_doubtful() && !h.has_failed());
-            look(&mut h, None, MS);
-            assert_eq!(look(&mut h, port, 301 * MS), Some(cause));
+            h.looked(None, MS);
+            assert_eq!(h.looked(port, 301 * MS), Some(cause));
             assert_eq!(h.healthy(), Err(LinkDown::Failed { cause, by_peer: port.is_none() }));
         }
-    }
-
-    #[test]
-    fn p7_an_error_state_that_the_device_reports_is_a_sign_and_one_that_it_does_not_report_is_not() {
-        let mut h = Health::default();
-        assert_eq!(h.looked(0, || true, None, 0), None);
-        assert!(!h.is_doubtful(), "no event came");
-        h.looked(1, || true, None, 0);
-        assert!(h.is_doubtful());
-        assert_eq!(h.looked(1, || panic!("known"), None, 300 * MS), Some(abi::PUSHGATE_DOWN_WC));
     }
 }

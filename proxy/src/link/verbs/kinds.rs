@@ -66,7 +66,7 @@ pub struct Kind {
     pub own_contexts: bool,
     /// Posting fails with a negative errno. The link takes either sign.
     pub negative_errno: bool,
-    /// `ibv_query_qp` reports the state that the queue pair is in.
+    /// An asynchronous event tells that a queue pair came to the error state by itself. Without, rdma_cm tells the connection's end.
     pub state_told: bool,
     /// A queue pair in the error state takes work requests, and completes them with an error.
     pub posts_in_error: bool,

@@ -39,7 +39,7 @@ thread_local! {
     /// What its completion queues have.
     static COMPLETIONS: RefCell<VecDeque<ibv_wc>> = const { RefCell::new(VecDeque::new()) };
     /// Asynchronous events that wait.
-    static EVENTS: RefCell<VecDeque<ibv_event_type>> = const { RefCell::new(VecDeque::new()) };
+    static EVENTS: RefCell<VecDeque<(ibv_event_type, usize)>> = const { RefCell::new(VecDeque::new()) };
     /// The device's memory.
     static MEMORY: RefCell<[u8; 4096]> = const { RefCell::new([0; 4096]) };
 }
@@ -61,7 +61,12 @@ pub(super) fn complete(wr_id: u64, status: ibv_wc_status) {
 
 /// The device has something to say.
 pub(super) fn say(event: ibv_event_type) {
-    EVENTS.with_borrow_mut(|all| all.push_back(event));
+    say_of(event, 0);
+}
+
+/// The device has something to say of the queue pair or completion queue with this handle.
+pub(super) fn say_of(event: ibv_event_type, handle: usize) {
+    EVENTS.with_borrow_mut(|all| all.push_back((event, handle)));
 }
 
 fn note<T>(name: &'static str, arguments: &[u64], made: *mut T) -> *mut T {
@@ -293,9 +298,9 @@ pub(super) unsafe extern "C" fn query_port(
 }
 
 unsafe extern "C" fn get_async_event(_: *mut ibv_context, to: *mut ibv_async_event) -> c_int {
-    let Some(event) = EVENTS.with_borrow_mut(VecDeque::pop_front) else { return -1 };
+    let Some((event, handle)) = EVENTS.with_borrow_mut(VecDeque::pop_front) else { return -1 };
     // SAFETY: the caller's place.
-    unsafe { (*to).event_type = event };
+    unsafe { ((*to).event_type, (*to).element.qp) = (event, std::ptr::without_provenance_mut(handle)) };
     0
 }
 

@@ -48,6 +48,7 @@ mod infiniband_tests;
 pub mod kinds;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod line;
+mod looker;
 #[cfg(any(test, feature = "sim"))]
 #[cfg_attr(not(test), allow(dead_code, reason = "the simulator needs a part of it"))]
 mod mock;
@@ -66,6 +67,8 @@ mod peer_tests;
 mod pkey;
 #[cfg(test)]
 mod port_tests;
+#[cfg(any(test, feature = "sim"))]
+pub(crate) mod profiles;
 #[cfg(test)]
 mod rails_tests;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
@@ -80,6 +83,9 @@ pub(super) mod simulated_tests;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod slot;
 mod states;
+#[cfg(test)]
+mod storm_tests;
+mod turn;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod verbs_link;
 

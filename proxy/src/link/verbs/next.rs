@@ -163,48 +163,47 @@ impl Made {
     }
 }
 
-/// What the making of a link begins with.
-pub(super) struct Begin {
-    pub(super) kept: Arc<Kept>,
-    pub(super) device: Arc<Device>,
-    /// Those of the link that broke.
-    pub(super) sources: Vec<OwnAddress>,
+/// What an earlier link leaves.
+pub(super) struct Clear {
     /// The objects of the link that broke, and of an attempt that was given up.
     pub(super) old: Vec<Objects>,
-    /// A link that was made, and that the peer has not got ready for.
-    pub(super) unused: Option<Made>,
     /// A region that is being registered for the link that broke.
     pub(super) registering: Option<Receiver<Registration>>,
     /// Set once the old queue pairs are destroyed.
     pub(super) cleared: Arc<AtomicBool>,
     pub(super) inbox: (Words, InboxLayout),
-    pub(super) regions: Vec<Region>,
-    /// Nobody waits for the link any more.
-    pub(super) cancelled: Arc<AtomicBool>,
 }
 
-impl Begin {
-    /// Lets the old objects go, then makes the link.
-    pub(super) fn make(self) -> Result<Made, VerbsError> {
-        let Begin {
-            kept,
-            device,
-            sources: before,
-            mut old,
-            unused,
-            registering,
-            cleared,
-            inbox,
-            regions,
-            cancelled,
-        } = self;
+impl Clear {
+    /// Lets the old objects go.
+    pub(super) fn clear(self) {
+        let Clear { mut old, registering, cleared, inbox } = self;
         // First: nothing of an earlier link may touch the memory once the peer hears of this one. What stays registered the
         // link's peer does not reach without a queue pair, and taking registrations back lasts longer the more they are.
         old.iter_mut().for_each(|objects| objects.rc = None);
         clear(&inbox.0, &inbox.1);
         cleared.store(true, Ordering::Release);
         drop(registering.map(|registering| registering.recv()));
-        drop(old);
+    }
+}
+
+/// What the making of a link begins with.
+pub(super) struct Begin {
+    pub(super) kept: Arc<Kept>,
+    pub(super) device: Arc<Device>,
+    /// Those of the link that broke.
+    pub(super) sources: Vec<OwnAddress>,
+    /// A link that was made, and that the peer has not got ready for.
+    pub(super) unused: Option<Made>,
+    pub(super) regions: Vec<Region>,
+    /// Nobody waits for the link any more.
+    pub(super) cancelled: Arc<AtomicBool>,
+}
+
+impl Begin {
+    /// Makes the link.
+    pub(super) fn make(self) -> Result<Made, VerbsError> {
+        let Begin { kept, device, sources: before, unused, regions, cancelled } = self;
         let unused = unused.filter(Made::is_good);
         let mut made = unused.map_or_else(|| Self::anew(&kept, &device, before), Ok)?;
         for region in &regions {
@@ -254,7 +253,7 @@ pub(super) struct Ready {
 }
 
 impl Ready {
-    /// Posts the receives and moves the queue pair to RTR. The objects come back though that failed.
+    /// Posts the receives and moves the queue pair to RTR, then to RTS. The objects come back though that failed.
     pub(super) fn make(self) -> (Made, Result<(), VerbsError>) {
         let Ready { kept, mut made, remote, mtu, receives, cm } = self;
         let posted = made.rc.post_receives(receives).map_err(|error| VerbsError::Call {
@@ -272,7 +271,11 @@ impl Ready {
                 made.connection = Some(connection);
                 Ok(())
             }
-            _ => kept.end.states(&made.rc, &made.gid, made.psn).ready_to_receive(&remote, mtu),
+            // It may send, which it does when the peer is ready too: no step to the device is left for the engine then.
+            _ => {
+                let states = kept.end.states(&made.rc, &made.gid, made.psn);
+                states.ready_to_receive(&remote, mtu).and_then(|()| states.ready_to_send())
+            }
         });
         (made, ready)
     }

@@ -525,17 +525,9 @@ impl Rc {
         }
     }
 
-    /// True if the device says that it has ended: it sends and receives nothing more. Some kinds of device do not say.
-    pub(super) fn is_in_error(&self) -> bool {
-        if !self.pd.device.kind.state_told {
-            return self.raw.is_none();
-        }
-        let (mut attributes, mut init) = (sys::ibv_qp_attr::default(), sys::ibv_qp_init_attr::default());
-        let mask = sys::ibv_qp_attr_mask::IBV_QP_STATE.0;
-        let Ok(raw) = self.raw() else { return true };
-        // SAFETY: the queue pair is alive; both places are ours.
-        let r = unsafe { self.pd.device.verbs.ibv_query_qp(raw, &mut attributes, mask as _, &mut init) };
-        r == 0 && attributes.qp_state == sys::ibv_qp_state::IBV_QPS_ERR
+    /// What asynchronous events name: libibverbs' handles of the queue pair and of its completion queue.
+    pub(super) fn names(&self) -> [usize; 2] {
+        [self.raw.map_or(0, |raw| raw.as_ptr().addr()), self.cq.raw.as_ptr().addr()]
     }
 
     /// Posts a chain of work requests.

@@ -22,6 +22,7 @@ use pushgate_rdma_core_sys::*;
 use super::device::Device;
 use super::kinds::{Kind, Protocol};
 use super::mock::{self, Mock};
+use super::profiles::Profile;
 
 /// Bytes of a piece of a short WRITE, and of a long one.
 const WORD: usize = 8;
@@ -74,8 +75,20 @@ struct Qp {
     late: Vec<Late>,
 }
 
+/// What devices do differently with a queue pair in the error state.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct InError {
+    /// They refuse work requests.
+    pub(super) refuses: bool,
+    /// What is posted then is never completed, unless the queue is empty.
+    pub(super) drops: bool,
+    /// They flush receives before they complete the send that failed.
+    pub(super) receives_first: bool,
+}
+
 #[derive(Default)]
 pub(super) struct Nic {
+    in_error: InError,
     next: u32,
     qps: BTreeMap<u32, Qp>,
     cqs: BTreeMap<usize, VecDeque<ibv_wc>>,
@@ -349,6 +362,11 @@ impl Nic {
         let qp = self.qps.get_mut(&number).expect("it is there");
         let oldest = qp.sends.iter().position(|w| !w.completed);
         let (cq, oldest) = (qp.cq, oldest.and_then(|oldest| qp.sends.remove(oldest)));
+        let first =
+            if self.in_error.receives_first { std::mem::take(&mut qp.receives) } else { VecDeque::new() };
+        for id in first {
+            self.push(cq, wc(id, ibv_wc_status::IBV_WC_WR_FLUSH_ERR));
+        }
         if let Some(oldest) = oldest {
             self.push(cq, wc(oldest.id, status));
         }
@@ -416,6 +434,18 @@ impl Sim {
         Sim { device: mock.device.clone(), _mock: mock }
     }
 
+    /// A device that does as an adapter does.
+    #[cfg(test)]
+    pub(super) fn of_profile(self, profile: &Profile) -> Self {
+        self.is_of(profile);
+        self
+    }
+
+    /// From now on the device does as an adapter does.
+    pub(crate) fn is_of(&self, profile: &Profile) {
+        self.nic(|nic| nic.in_error = profile.in_error);
+    }
+
     /// Another device on the same network.
     #[cfg(test)]
     pub(super) fn another(&self) -> Self {
@@ -432,6 +462,7 @@ impl Sim {
     #[cfg(feature = "sim")]
     pub(crate) fn reset(&self) {
         self.nic(|nic| *nic = Nic::default());
+        self.device.looker.reset();
         mock::take();
     }
 
@@ -596,10 +627,10 @@ impl Sim {
         })
     }
 
-    /// The first queue pair fails by itself: its oldest WRITE ends with an error.
+    /// The first queue pair, if there is one, fails by itself: its oldest WRITE ends with an error.
     pub(crate) fn break_one(&self) {
         self.nic(|nic| {
-            let number = *nic.qps.keys().next().expect("there is one");
+            let Some(number) = nic.qps.keys().next().copied() else { return };
             // Over iWARP rdma_cm reports the end of a queue pair that has nothing under way, and there is none here.
             if nic.early && nic.qps[&number].sends.iter().all(|w| w.completed) {
                 return;
@@ -663,7 +694,6 @@ fn functions(verbs: &mut Verbs, context: &mut ibv_context) {
     verbs.ibv_create_qp = Ok(create_qp);
     verbs.ibv_destroy_qp = Ok(destroy_qp);
     verbs.ibv_modify_qp = Ok(modify_qp);
-    verbs.ibv_query_qp = Ok(query_qp);
     verbs.ibv_query_port = Ok(query_port);
 }
 
@@ -753,21 +783,6 @@ pub(super) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_att
     0
 }
 
-unsafe extern "C" fn query_qp(
-    qp: *mut ibv_qp,
-    attr: *mut ibv_qp_attr,
-    _: c_int,
-    _: *mut ibv_qp_init_attr,
-) -> c_int {
-    // SAFETY: the queue pair is there.
-    let (context, number) = unsafe { ((*qp).context, (*qp).qp_num) };
-    let error = with(context, |nic| nic.qps[&number].error);
-    let state = if error { ibv_qp_state::IBV_QPS_ERR } else { ibv_qp_state::IBV_QPS_RTS };
-    // SAFETY: the attributes are the caller's.
-    unsafe { (*attr).qp_state = state };
-    0
-}
-
 unsafe extern "C" fn query_port(
     context: *mut ibv_context,
     port: u8,
@@ -795,6 +810,13 @@ pub(super) unsafe extern "C" fn post_send(
     // SAFETY: the queue pair is there.
     let (context, number) = unsafe { ((*qp).context, (*qp).qp_num) };
     with(context, |nic| {
+        let (qp, rules) = (&nic.qps[&number], nic.in_error);
+        if qp.error && rules.refuses {
+            return INVALID;
+        }
+        if qp.error && rules.drops && !qp.sends.is_empty() {
+            return 0;
+        }
         while !wr.is_null() {
             // SAFETY: a list of requests, RDMA WRITEs and READs with one source at most.
             let (r, source) = unsafe { (*wr, (*wr).sg_list.as_ref().copied().unwrap_or_default()) };
@@ -847,8 +869,17 @@ pub(super) unsafe extern "C" fn post_recv(
 ) -> c_int {
     // SAFETY: the queue pair and the request are there.
     let (context, number, id) = unsafe { ((*qp).context, (*qp).qp_num, (*wr).wr_id) };
-    with(context, |nic| nic.qps.get_mut(&number).expect("it is there").receives.push_back(id));
-    0
+    with(context, |nic| {
+        let rules = nic.in_error;
+        let qp = nic.qps.get_mut(&number).expect("it is there");
+        if qp.error && rules.refuses {
+            return INVALID;
+        }
+        if !(qp.error && rules.drops && !qp.receives.is_empty()) {
+            qp.receives.push_back(id);
+        }
+        0
+    })
 }
 
 unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, to: *mut ibv_wc) -> c_int {

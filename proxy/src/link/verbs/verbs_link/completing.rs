@@ -102,10 +102,11 @@ impl VerbsLink {
             // Flushed, as they should be.
             return self.last_completed(wc.wr_id);
         }
-        if self.health.is_over() {
+        use sys::ibv_wc_status as s;
+        let flushed = wc.status == s::IBV_WC_WR_FLUSH_ERR;
+        if self.health.is_over() && (flushed || !self.health.awaits_cause()) {
             return;
         }
-        use sys::ibv_wc_status as s;
         let detail = match wc.status {
             s::IBV_WC_RETRY_EXC_ERR => abi::PUSHGATE_DOWN_RETRY,
             s::IBV_WC_RNR_RETRY_EXC_ERR => abi::PUSHGATE_DOWN_RNR,

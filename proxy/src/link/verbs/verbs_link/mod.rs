@@ -29,9 +29,10 @@ use super::chain::{Chain, Echo};
 use super::cm::Connection;
 use super::device::Device;
 use super::gid::{GidEntry, OwnAddress};
-use super::health::{EVENTS, Health, LOOK};
+use super::health::Health;
 use super::inbox::{ECHO_BYTES, ECHO_FROM, ECHO_INTO, Inbox, InboxLayout, REGION_WORDS};
 use super::line::Line;
+use super::looker::Watch;
 use super::next::{Kept, Made, Region, Registered};
 use super::objects::{Allocate, Mr, Rc};
 use super::offer::Places;
@@ -39,6 +40,7 @@ use super::path::{Found as PathFound, Path};
 use super::sending::Sending;
 use super::setup::{OwnEnd, VerbsAway, VerbsOpening, VerbsPrepared};
 use super::sge::{Remote, Sge};
+use super::turn::Turn;
 use super::{CONTROL_WRS, VerbsError};
 use crate::gate::{Budget, Permit};
 use crate::link::{Arrival, Link, LinkDown, PeerCounts, Renew, Waking};
@@ -169,6 +171,12 @@ pub struct VerbsLink {
     receives_wr: u64,
 
     health: Health,
+    /// The part in the looks at the port. `None` while the link is replaced.
+    watch: Option<Watch>,
+    /// Where the present link has not carried anything yet, or there is none.
+    turn: Option<Turn>,
+    /// When the present link began, nanoseconds.
+    live_since: u64,
     ending: Ending,
     /// The time as it was passed in last, nanoseconds.
     now: u64,
@@ -352,6 +360,9 @@ impl VerbsLink {
             receives_told: 0,
             receives_wr: 0,
             health: Health::default(),
+            watch: None,
+            turn: None,
+            live_since: 0,
             ending: Ending::Stopped,
             now: 0,
             fresh: false,
@@ -409,20 +420,25 @@ impl VerbsLink {
         self.events
     }
 
-    /// What is wrong with the way out of this host, `PUSHGATE_DOWN_*`.
-    fn diagnose(&self) -> Option<u32> {
-        self.device.diagnose(&self.gid).or_else(|| self.lost_address())
+    /// What is wrong with the way out of this host, `PUSHGATE_DOWN_*`, as of the last look.
+    fn found(&self) -> Option<u32> {
+        self.watch.as_ref().and_then(Watch::found)
     }
 
-    /// What is wrong with the way out of this host, from a look that links of the device share.
-    fn diagnose_shared(&self) -> Option<u32> {
-        self.device.diagnose_at(&self.gid, self.now, LOOK / 2).or_else(|| self.lost_address())
-    }
-
-    /// An iWARP device's entry of the GID table stays when the address goes that its connections have.
-    fn lost_address(&self) -> Option<u32> {
-        let gone = self.connection.as_ref().is_some_and(Connection::has_lost_its_address);
-        gone.then_some(abi::PUSHGATE_DOWN_ADDRESS)
+    /// Takes in whether the device has reported the queue pair's error state. A responder learns of its end so, and not by a completion.
+    fn hears_of_its_end(&mut self) {
+        let in_error = self.watch.as_ref().is_some_and(Watch::is_in_error);
+        if !in_error || self.health.is_doubtful() {
+            return;
+        }
+        limited!(
+            error,
+            self.peer,
+            rank = self.rank,
+            peer = self.peer,
+            "the RDMA queue pair is in an error state"
+        );
+        self.health.doubt(abi::PUSHGATE_DOWN_WC);
     }
 
     /// The peer is to know of a region, if it may write there.
@@ -578,7 +594,7 @@ impl Link for VerbsLink {
             // A work request that failed completes though nobody asked.
             self.fresh |= self.poll_cq();
         }
-        if !self.health.asks_for_events(now) {
+        if !self.health.is_due(now) {
             return Ok(());
         }
         let ended = self.connection.as_ref().is_some_and(Connection::has_ended);
@@ -589,7 +605,7 @@ impl Link for VerbsLink {
             PathFound::Answers => self.line.beat(self.chain.written, self.path.beat(), now),
             PathFound::Unasked => self.line.touch(),
             PathFound::Silent => {
-                let cause = self.diagnose().unwrap_or(abi::PUSHGATE_DOWN_RETRY);
+                let cause = self.found().unwrap_or(abi::PUSHGATE_DOWN_RETRY);
                 limited!(
                     error,
                     self.peer,
@@ -602,29 +618,16 @@ impl Link for VerbsLink {
                 return self.health.healthy();
             }
         }
-        let device = &self.device;
-        let news = device.events_at(now, EVENTS);
-        if !self.health.needs_a_look(news, now) {
-            return Ok(());
-        }
-        let in_error = || {
-            let in_error = self.rc.as_ref().is_none_or(Rc::is_in_error);
-            if in_error {
-                limited!(
-                    error,
-                    self.peer,
-                    rank = self.rank,
-                    peer = self.peer,
-                    "the RDMA queue pair is in an error state"
-                );
+        self.hears_of_its_end();
+        self.has_carried();
+        if let Some(watch) = &self.watch {
+            if self.health.takes_ask() {
+                watch.asks();
             }
-            in_error
-        };
-        let found = match self.health.is_wary(news) {
-            true => self.diagnose(),
-            false => self.diagnose_shared(),
-        };
-        if let Some(cause) = self.health.looked(news, in_error, found, now) {
+            watch.drive(now);
+        }
+        let (found, device) = (self.found(), &self.device);
+        if let Some(cause) = self.health.looked(found, now) {
             limited!(error, self.peer,
                 rank = self.rank,
                 peer = self.peer,
@@ -664,20 +667,18 @@ impl Waking for VerbsLink {
         let Some(rc) = &self.rc else { return };
         if self.events && !self.health.is_deserted() {
             fds.extend(rc.cq.channel());
-            fds.push(self.device.async_fd());
         }
     }
 
     fn woken(&mut self) {
         if let Some(rc) = self.rc.as_mut().filter(|_| self.events) {
             rc.cq.drain();
-            self.device.poll_events();
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::sync::Arc;
 
     use pushgate_driver_shim::segment::Geometry;
@@ -690,7 +691,7 @@ mod tests {
     use crate::region::{Exported, RegionMemory};
 
     /// Two ends on one device.
-    pub(super) fn pair(mock: &Mock, config: &Config) -> [VerbsLink; 2] {
+    pub(in super::super) fn pair(mock: &Mock, config: &Config) -> [VerbsLink; 2] {
         let open = |rank| {
             let geometry = Geometry {
                 window_log: 8,

@@ -7,13 +7,16 @@ use std::sync::mpsc::{Receiver, TryRecvError, channel};
 
 use super::super::NOTIFIES;
 use super::super::chain::Chain;
+use super::super::cm::Connection;
 use super::super::health::Health;
 use super::super::inbox::REGION_WORDS;
 use super::super::line::Line;
-use super::super::next::{Begin, Made, NextOffer, Objects, Ready};
+use super::super::looker::Watch;
+use super::super::next::{Begin, Clear, Made, NextOffer, Objects, Ready};
 use super::super::objects::Mr;
 use super::super::offer::{Agreed, Places};
 use super::super::states::PeerQp;
+use super::super::turn::{STEADY, Turn};
 use super::super::{VerbsError, device::Device};
 use super::ending::Ending;
 use super::{VerbsLink, echo, inbox, interval};
@@ -31,8 +34,12 @@ pub(super) enum Next {
     /// The present link is live, or was not stopped yet.
     #[default]
     Nothing,
-    /// The old objects go, and new ones are made.
-    Making { answer: Answer<Result<Made, VerbsError>>, cancelled: Arc<AtomicBool>, cleared: Arc<AtomicBool> },
+    /// The old objects go. What was made and never used waits.
+    Clearing { answer: Answer<()>, cleared: Arc<AtomicBool>, unused: Option<Made> },
+    /// Other links of the device have their turn.
+    Waiting { unused: Option<Made> },
+    /// New objects are made.
+    Making { answer: Answer<Result<Made, VerbsError>>, cancelled: Arc<AtomicBool> },
     /// The peer was told.
     Offered(Made),
     /// The queue pair gets ready to receive.
@@ -80,13 +87,15 @@ impl VerbsLink {
 
     /// A task uses regions of this end.
     pub(super) fn is_registering(&self) -> bool {
-        matches!(self.next, Next::Making { .. } | Next::Preparing(..))
+        matches!(self.next, Next::Clearing { .. } | Next::Making { .. } | Next::Preparing(..))
     }
 
     /// The next link's registration of a region, which is to be taken back.
     pub(super) fn forget_region(&mut self, key: u32) -> Option<Arc<Mr>> {
         match &mut self.next {
-            Next::Offered(made) | Next::Prepared(made, _) => made.regions.remove(&key),
+            Next::Offered(made) | Next::Prepared(made, _) | Next::Waiting { unused: Some(made) } => {
+                made.regions.remove(&key)
+            }
             _ => None,
         }
     }
@@ -94,7 +103,8 @@ impl VerbsLink {
     /// Gives the next link up. True when nothing of it can touch memory any more.
     pub(super) fn gives_next_up(&mut self) -> bool {
         let done = match &self.next {
-            Next::Making { answer, cancelled, .. } => {
+            Next::Clearing { answer, .. } => !matches!(answer.try_recv(), Err(TryRecvError::Empty)),
+            Next::Making { answer, cancelled } => {
                 // Relaxed: the flag orders no other memory.
                 cancelled.store(true, Ordering::Relaxed);
                 !matches!(answer.try_recv(), Err(TryRecvError::Empty))
@@ -103,13 +113,14 @@ impl VerbsLink {
             _ => true,
         };
         if done {
-            self.next = Next::Nothing;
+            (self.next, self.turn) = (Next::Nothing, None);
         }
         done
     }
 
     /// Takes this end's objects out, for another link.
     fn take_objects(&mut self) -> Objects {
+        self.watch = None;
         let regions = &mut self.regions;
         let mut taken = Objects {
             rc: self.rc.take(),
@@ -125,7 +136,7 @@ impl VerbsLink {
         taken
     }
 
-    /// Begins to make the next link. Of an attempt before there is one that was given up, or one that nobody has used.
+    /// Begins with the next link: what is old goes. Of an attempt before there is one that was given up, or one that nobody has used.
     fn begin_next(&mut self, given_up: Option<Made>, unused: Option<Made>) -> Result<(), RenewError> {
         // What the peer has said of its end is cleared with its line.
         self.peer_ended = self.inbox.status();
@@ -133,22 +144,56 @@ impl VerbsLink {
         old.extend(given_up.map(Made::into_objects));
         let (rest, registering) = self.registrar.hand_over();
         self.regions.extend(rest.into_iter().map(|what| (what.key, super::OwnRegion::new(what, None))));
-        let [cancelled, cleared]: [Arc<AtomicBool>; 2] = Default::default();
+        let cleared: Arc<AtomicBool> = Arc::default();
+        let clear = Clear { old, registering, cleared: cleared.clone(), inbox: self.inbox.memory() };
+        let answer = beside(&self.device, "the next RDMA link", move || clear.clear())?;
+        self.next = Next::Clearing { answer, cleared, unused };
+        Ok(())
+    }
+
+    /// Begins to make the next link once the old one is gone, if it is this link's turn.
+    fn make_next(&mut self) -> Result<(), RenewError> {
+        if let Next::Clearing { answer, unused, .. } = &mut self.next {
+            match answer.try_recv() {
+                Ok(()) => self.next = Next::Waiting { unused: unused.take() },
+                Err(TryRecvError::Empty) => {}
+                Err(TryRecvError::Disconnected) => {
+                    self.next = Next::Nothing;
+                    return Err(lost());
+                }
+            }
+        }
+        let Next::Waiting { unused } = &mut self.next else { return Ok(()) };
+        let turn = self
+            .turn
+            .get_or_insert_with(|| Turn::new(&self.device.looker.turns, self.ends[0] ^ self.ends[1]));
+        if !turn.begins(self.now) {
+            return Ok(());
+        }
+        let (unused, cancelled) = (unused.take(), Arc::<AtomicBool>::default());
         let begin = Begin {
             kept: self.kept.clone(),
             device: self.device.clone(),
             sources: self.sources.clone(),
-            old,
             unused,
-            registering,
-            cleared: cleared.clone(),
-            inbox: self.inbox.memory(),
             regions: self.regions.values().map(|region| region.what.clone()).collect(),
             cancelled: cancelled.clone(),
         };
-        let answer = beside(&self.device, "the next RDMA link", move || begin.make())?;
-        self.next = Next::Making { answer, cancelled, cleared };
+        let begun = beside(&self.device, "the next RDMA link", move || begin.make());
+        if begun.is_err() {
+            turn.made(false, self.now);
+        }
+        self.next = Next::Making { answer: begun?, cancelled };
         Ok(())
+    }
+
+    /// Whether the present link has carried something since it was made. Then other links of the device may follow it without a pause.
+    pub(super) fn has_carried(&mut self) {
+        let idle = self.chain.written == 0 && self.now.saturating_sub(self.live_since) >= STEADY;
+        let carries = self.rc.is_some() && (self.chain.done > 0 || idle);
+        if carries && let Some(turn) = self.turn.take() {
+            turn.carries();
+        }
     }
 
     /// The frame that tells the peer of the next link.
@@ -203,6 +248,8 @@ impl VerbsLink {
             Chain::new(rc.inline, interval(self.out_log), echo)
         };
         (self.window.key, self.outbox_key) = (registered.window.lkey, registered.outbox.lkey);
+        let address = self.connection.as_ref().and_then(Connection::address);
+        self.watch = Some(Watch::new(&self.device, &gid, address, rc.names()));
         (self.rc, self.registered, self.gid, self.peer_places) = (Some(rc), Some(registered), gid, places);
         self.sources = sources;
         (self.in_order, self.peer_events) = (agrees.in_order, agrees.peer_events);
@@ -227,6 +274,7 @@ impl VerbsLink {
         (self.line, self.health, self.ending) = (Line::default(), Health::default(), Ending::Open);
         self.path = self.path.anew();
         (self.publish_wr, self.peer_ended, self.fresh) = (0, 0, true);
+        self.live_since = self.now;
     }
 
     /// What has become of this end's regions since the peer was told of the next link. Entries that go come first: another
@@ -255,6 +303,7 @@ impl Renew for VerbsLink {
             return true;
         }
         // The peer hears of the break beside the link, and nothing more goes out over this one.
+        self.has_carried();
         if matches!(self.ending, Ending::Open | Ending::Telling(_)) {
             self.begin_to_drain();
         }
@@ -274,8 +323,9 @@ impl Renew for VerbsLink {
                 }
                 Err(TryRecvError::Disconnected) => return Err(lost()),
             },
-            making => self.next = making,
+            under_way => self.next = under_way,
         }
+        self.make_next()?;
         let Next::Making { answer, .. } = &self.next else { return Ok(None) };
         let made = match answer.try_recv() {
             Ok(made) => made,
@@ -283,6 +333,9 @@ impl Renew for VerbsLink {
             Err(TryRecvError::Disconnected) => Err(VerbsError::Library(lost().to_string())),
         };
         self.next = Next::Nothing;
+        if let Some(turn) = &mut self.turn {
+            turn.made(made.is_ok(), self.now);
+        }
         let made = made.map_err(here)?;
         self.publish.clear();
         self.publish_later.clear();
@@ -293,11 +346,11 @@ impl Renew for VerbsLink {
 
     fn is_cleared(&self) -> bool {
         match &self.next {
-            Next::Making { cleared, .. } => cleared.load(Ordering::Acquire),
+            Next::Clearing { cleared, .. } => cleared.load(Ordering::Acquire),
             // Objects that could not be handed to a thread are gone, too.
             Next::Nothing => self.rc.is_none(),
             Next::Preparing(..) => false,
-            Next::Offered(_) | Next::Prepared(..) => true,
+            Next::Waiting { .. } | Next::Making { .. } | Next::Offered(_) | Next::Prepared(..) => true,
         }
     }
 
@@ -367,15 +420,6 @@ impl Renew for VerbsLink {
         let Next::Prepared(made, agrees) = std::mem::take(&mut self.next) else {
             unreachable!("a link goes live when both ends have prepared")
         };
-        // Through rdma_cm the queue pair is in that state already.
-        let ready = match &made.connection {
-            Some(_) => Ok(()),
-            None => end.states(&made.rc, &made.gid, made.psn).ready_to_send(),
-        };
-        if let Err(e) = ready {
-            self.next = Next::Prepared(made, agrees);
-            return Err(here(e));
-        }
         self.adopt(made, places, agrees, accepted);
         self.publish_changes();
         // What was added since the link was made.
