@@ -103,7 +103,7 @@ impl Mailbox {
         self.try_put(frame).unwrap_or(false)
     }
 
-    /// As [`Mailbox::put`]; returns a frame for which there is no room, whose descriptors the caller closes.
+    /// Puts a frame as [`Mailbox::put`] does, or returns a frame for which there is no room, whose descriptors the caller closes.
     pub fn try_put(&self, frame: Frame) -> Result<bool, Frame> {
         let mut held = self.held();
         if !held.fits(&frame) {
@@ -191,7 +191,7 @@ impl Recovering {
 }
 
 impl Endpoint {
-    /// The link is replaced when it breaks. `connect` has just become live with the peer's end, which replaces its link
+    /// Has the link replaced when it breaks. `connect` has just become live with the peer's end, which replaces its link
     /// too; from now on frames of the peer come by `mailbox`, and frames for the peer leave by `send`. Without effect over a
     /// link that can't be made anew: then the end of the link is the queue pair's.
     pub fn with_recovery(
