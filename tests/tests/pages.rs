@@ -94,8 +94,11 @@ impl Reader {
             }
         }
         shell.env("HOME", &self.home).env("PKG_CONFIG_PATH", self.home.join(".local/lib/pkgconfig"));
-        shell.env("_PAGES_ROOT", root());
-        shell.env("PATH", path.unwrap()).env("PUSHGATE_DEVICE", "cpu").env("XDG_CACHE_HOME", &self.folder);
+        shell.env("PUSHGATE_DEVICE", "cpu").env("XDG_CACHE_HOME", &self.folder).env("_PAGES_ROOT", root());
+        // With another PATH the build looks for nvcc again, and compiles all that holds device code anew.
+        if !is_cargo {
+            shell.env("PATH", path.unwrap());
+        }
         shell.output().unwrap()
     }
 
