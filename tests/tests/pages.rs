@@ -15,7 +15,7 @@ use std::time::Duration;
 use std::{env, fs};
 
 use pushgate::settings::PluginSettings;
-use pushgate_tests::built::{example, pushgate, root, scratch};
+use pushgate_tests::built::{example, forget_package, pushgate, root, scratch};
 use pushgate_tests::{patience, skip};
 
 /// What a mark has done with the block that follows it.
@@ -72,10 +72,11 @@ impl Reader {
         // Building may take minutes; whatever else a page shows takes seconds.
         let is_cargo = line.starts_with("cargo ");
         let limit = patience(Duration::from_secs(if is_cargo { 600 } else { 60 })).as_secs().to_string();
-        let kept = "touch exported; . ./exported";
         let script = match is_cargo {
             true => format!("cd \"$_PAGES_ROOT\"\n{line}"),
-            false => format!("{kept}\n{line}\nstatus=$?; export -p > exported; exit $status"),
+            false => {
+                format!("touch exported; . ./exported\n{line}\nstatus=$?; export -p > exported; exit $status")
+            }
         };
         let mut shell = Command::new("timeout");
         shell.args(["--kill-after=5", &limit, "bash", "-o", "pipefail", "-c", &script]);
@@ -83,11 +84,7 @@ impl Reader {
         for key in PluginSettings::keys() {
             shell.env_remove(key.variable());
         }
-        // What the outer cargo says about this package would have others compiled anew.
-        let of_a_package = |name: &str| name.starts_with("CARGO_MANIFEST_") || name.starts_with("CARGO_PKG_");
-        for (name, _) in env::vars_os().filter(|(name, _)| name.to_str().is_some_and(of_a_package)) {
-            shell.env_remove(name);
-        }
+        forget_package(&mut shell);
         if let Some(home) = env::home_dir() {
             for (name, folder) in [("CARGO_HOME", ".cargo"), ("RUSTUP_HOME", ".rustup")] {
                 shell.env(name, env::var_os(name).unwrap_or_else(|| home.join(folder).into()));
