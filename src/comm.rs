@@ -22,15 +22,12 @@ use crate::error::{Error, Result};
 use crate::mesh::{BothReady, Call, Ended, Events, Meetings, Mesh, QUEUE_PAIRS, TellEngine, listen_at};
 use crate::pending::PendingQueuePairs;
 use crate::qp::{OwnEnd, QpConfig, QueuePair};
-use crate::ranks::{Membership, UniqueId};
+use crate::ranks::{Membership, UniqueId, check_rank, check_size};
 use crate::settings::{QpKind, Transport};
 use crate::watch::tell;
 
 /// The mesh's label for the frames of collectives.
 const GATHER: u32 = 1;
-
-/// The most ranks that a communicator may have.
-pub const MAX_RANKS: u32 = 256;
 
 /// The queue pairs of this communicator, kept so that each can be ended when its peer is lost or
 /// the peer's end breaks.
@@ -414,19 +411,4 @@ impl Comm {
 /// The mesh of a rank that is the only one.
 fn alone(timeout: Duration) -> Result<Mesh> {
     Ok(Mesh::local(1, timeout)?.pop().expect("one was asked for"))
-}
-
-pub(crate) fn check_rank(rank: u32, size: u32) -> Result<()> {
-    check_size(size)?;
-    if rank >= size {
-        return Err(Error::config("rank", rank, format!("0 to {}", size - 1)));
-    }
-    Ok(())
-}
-
-fn check_size(size: u32) -> Result<()> {
-    if size == 0 || size > MAX_RANKS {
-        return Err(Error::config("ranks", size, format!("1 to {MAX_RANKS}")));
-    }
-    Ok(())
 }

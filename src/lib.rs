@@ -43,7 +43,7 @@ mod shared;
 mod watch;
 
 pub use attached::AttachedQueuePair;
-pub use comm::{Comm, MAX_RANKS};
+pub use comm::Comm;
 pub use context::{Context, ContextBuilder, Module};
 pub use error::{Error, ErrorCode, Result, status_name};
 pub use explain::explain;
@@ -59,7 +59,7 @@ pub use pushgate_gpu_kernels::{
 pub use pushgate_proxy::counters::Counters;
 pub use pushgate_proxy::idle::Step;
 pub use qp::{DeviceEnd, HostEnd, HostMessage, QpConfig, QueuePair, Region, RegionKey, upload_descriptors};
-pub use ranks::{Bootstrap, Membership, UniqueId};
+pub use ranks::{Bootstrap, MAX_RANKS, Membership, UniqueId};
 pub use relay::RelayStats;
 pub use settings::Settings;
 pub use shared::Shared;

@@ -144,6 +144,7 @@ impl From<&Settings> for Config {
             events: false,
             posted_receives: false,
             regions_written: true,
+            domain: None,
             path_timeout: s.path_timeout.as_nanos() as u64,
             rail: false,
             cm: s.rdma_cm,

@@ -13,8 +13,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, getpriority_process, setpriority_process};
 use rustix::thread::{UnshareFlags, gettid, unshare_unsafe};
 
-use crate::fdpass::{FDS_AT_ONCE, recv_some, send_some};
 use crate::fork::Owner;
+use crate::scm::{FDS_AT_ONCE, recv_some, send_some};
 
 /// A thread that has descriptors in a table of its own. It exits, and so closes them, when the sender is dropped.
 pub(crate) type Exiting = (Pid, Sender<()>);

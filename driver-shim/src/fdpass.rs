@@ -16,27 +16,19 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
-use rustix::cmsg_space;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
-};
 
 use crate::closing::{Closes, Held, PeerStream};
 use crate::eventfd::{deadline, poll_until};
 use crate::limits::{added, remedy};
+use crate::scm::{FDS_AT_ONCE, recv_some, send_some};
 
-/// How many descriptors one message may carry (`SCM_MAX_FD`).
-pub(crate) const FDS_AT_ONCE: usize = 253;
-const ANCILLARY: usize = cmsg_space!(ScmRights(FDS_AT_ONCE));
 /// Length of a frame's header: number of bytes, number of descriptors.
 const HEADER: usize = 8;
 
@@ -379,57 +371,6 @@ fn send_all(
         }
     }
     Ok(())
-}
-
-/// Sends what the socket takes now; the first byte carries the descriptors. `None` if the socket
-/// takes nothing.
-pub(crate) fn send_some(
-    socket: BorrowedFd<'_>,
-    bytes: &[u8],
-    fds: &[BorrowedFd<'_>],
-) -> io::Result<Option<usize>> {
-    let mut space = [MaybeUninit::uninit(); ANCILLARY];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() {
-        assert!(control.push(SendAncillaryMessage::ScmRights(fds)), "room for {FDS_AT_ONCE}");
-    }
-    // NOSIGNAL: a host program in C may have left SIGPIPE deadly.
-    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    loop {
-        match sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags) {
-            Ok(n) => return Ok(Some(n)),
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => return Ok(None),
-            Err(e) => return Err(e.into()),
-        }
-    }
-}
-
-/// Receives what is there, at least one byte; 0 if the peer closed, `None` if nothing has arrived. With the number of bytes:
-/// whether descriptors were lost (`MSG_CTRUNC`), because this process may open no more files.
-pub(crate) fn recv_some(
-    socket: BorrowedFd<'_>,
-    bytes: &mut [u8],
-    fds: &mut Vec<OwnedFd>,
-) -> io::Result<Option<(usize, bool)>> {
-    let mut space = [MaybeUninit::uninit(); ANCILLARY];
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    loop {
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        match recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, flags) {
-            Ok(message) => {
-                for m in control.drain() {
-                    if let RecvAncillaryMessage::ScmRights(more) = m {
-                        fds.extend(more);
-                    }
-                }
-                return Ok(Some((message.bytes, message.flags.contains(ReturnFlags::CTRUNC))));
-            }
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => return Ok(None),
-            Err(e) => return Err(e.into()),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ pub mod memory;
 pub mod placed;
 pub mod process;
 pub mod provider;
+mod scm;
 pub mod segment;
 #[allow(missing_docs, non_camel_case_types, clippy::undocumented_unsafe_blocks)]
 pub mod uapi;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pushgate_driver_shim::abi;
-use pushgate_proxy::endpoint::Mailbox;
 use pushgate_proxy::engine::{EngineError, QpId};
+use pushgate_proxy::mailbox::Mailbox;
 use pushgate_proxy::session::Status;
 
 use crate::error::{Code, Failure, Result};

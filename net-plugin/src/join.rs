@@ -15,11 +15,12 @@ use pushgate_proxy::connect::{
     Connect, ConnectError, Fds, Frame, LocalMet, LocalOpening, Met, Opening, Patience, Prepared, TcpMet,
     TcpOpening, VerbsMet, VerbsOpening,
 };
-use pushgate_proxy::endpoint::{Endpoint, Mailbox, QpOptions, SendFrame};
+use pushgate_proxy::endpoint::{Endpoint, QpOptions};
 use pushgate_proxy::engine::QpId;
 use pushgate_proxy::idle::Wake;
 use pushgate_proxy::link::tcp;
 use pushgate_proxy::link::verbs::{Config, Flusher};
+use pushgate_proxy::mailbox::{Mailbox, SendFrame};
 use pushgate_proxy::memory::Keep;
 use pushgate_proxy::producer::Producer;
 use pushgate_proxy::receives::PostedReceives;
@@ -440,6 +441,8 @@ impl NewEnd {
                     events,
                     posted_receives: posted,
                     regions_written,
+                    // As NCCL's own network: all peers are ranks of one job.
+                    domain: Some(rdma.domain.clone()),
                     ..Config::from(&settings.common)
                 };
                 config.traffic_class = class.or(config.traffic_class);

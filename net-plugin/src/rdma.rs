@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use pushgate::settings::{AutoOr, PluginSettings, QpKind};
 use pushgate_proxy::link::verbs::choice::{self, Choice, Distance, Wish};
-use pushgate_proxy::link::verbs::{Device, VerbsError};
+use pushgate_proxy::link::verbs::{Device, SharedDomain, VerbsError};
 use pushgate_proxy::netlink::addresses_of;
 use pushgate_topology::{Address, Sysfs, Topology};
 
@@ -20,6 +20,8 @@ pub struct Rdma {
     pub device: Arc<Device>,
     /// The NUMA node to which it is attached, if the kernel knows.
     pub node: Option<u32>,
+    /// The protection domain of the connections over the device.
+    pub domain: Arc<SharedDomain>,
 }
 
 impl Rdma {
@@ -84,7 +86,11 @@ pub fn open(settings: &PluginSettings) -> Result<std::result::Result<Vec<Rdma>, 
         Err(e) => return Ok(Err(e)),
     };
     let host = Sysfs::host().read();
-    let opened = all.into_iter().map(|device| Rdma { node: node_of(&host, device.name()), device });
+    let opened = all.into_iter().map(|device| Rdma {
+        node: node_of(&host, device.name()),
+        device,
+        domain: Arc::default(),
+    });
     Ok(Ok(opened.collect()))
 }
 

@@ -2,6 +2,25 @@
 
 use serde::{Deserialize, Serialize};
 
+#[cfg(feature = "sim")]
+/// Messages of an endpoint, for the simulator: what the invariants of a session relate to each other.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Counts {
+    /// Of this end: those whose places the peer no longer needs, and those that the peer has, both as last heard.
+    pub(crate) released: u64,
+    pub(crate) received: u64,
+    /// Of the peer: those that this end has accepted.
+    pub(crate) accepted: u64,
+    /// Of this end: those posted and not put back by a rewind.
+    pub(crate) sent: u64,
+    /// Of this end: those that the peer had accepted when the present link began.
+    pub(crate) resumed: u64,
+    /// The link is live.
+    pub(crate) live: bool,
+    /// The end goes on in place of one whose engine died, and has not counted again what that one had posted.
+    pub(crate) rebuilds: bool,
+}
+
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// Counts of one queue pair or, added up, of an engine. They only grow.

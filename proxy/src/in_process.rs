@@ -2,48 +2,24 @@
 
 use std::sync::Arc;
 
-use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
+use pushgate_driver_shim::memory::SharedMemory;
 
 use crate::connect::Patience;
 use crate::counters::Counters;
-use crate::endpoint::{Endpoint, QpMemory, QpOptions};
+use crate::endpoint::{Endpoint, QpOptions};
 use crate::engine::{Engine, EngineError, QpId};
 use crate::idle::{Step, Wake};
 use crate::link::RegionSends;
 use crate::memory::Keep;
-use crate::proxy::{Proxy, QpFds, Recovers, first_page};
+use crate::proxy::{Proxy, QpFds, Recovers};
 use crate::region::{Exported, RegionMemory};
 use crate::session::Status;
-
-/// The endpoint of a queue pair over the `local` transport, for an engine of the program's own process.
-pub(crate) fn endpoint(fds: QpFds, options: QpOptions) -> Result<Endpoint, EngineError> {
-    let remote = |e: &dyn std::fmt::Display| EngineError::Remote(e.to_string());
-    // The engine only reads the work segment, so it gets a mapping of its own that permits nothing else.
-    let work = fds.work.fd().try_clone_to_owned().map_err(|e| remote(&e))?;
-    let work = ReadOnlyMemory::from_fd(work, fds.work.len())
-        .map_err(|e| EngineError::Remote(format!("work segment: {e}")))?;
-    for (name, bytes) in [("control", fds.control.len()), ("link", fds.link.len())] {
-        first_page(name, bytes)?;
-    }
-    let memory = QpMemory {
-        work: Arc::new(work),
-        control: fds.control,
-        link: fds.link,
-        peer_link: fds.peer_link,
-        peer_window: fds.peer_window,
-        bell: fds.bell,
-        peer_bell: fds.peer_bell,
-        peer_pid: fds.peer_pid,
-        in_program: true,
-    };
-    Endpoint::local(memory, options).map_err(|e| remote(&e))
-}
 
 impl Proxy for Engine {
     fn add_qp(&self, fds: QpFds, options: QpOptions, wake: Wake) -> Result<QpId, EngineError> {
         // The memory is not mapped in a child.
         self.here()?;
-        self.add_qp(endpoint(fds, options)?, wake)
+        self.add_qp(fds.into_endpoint(options)?, wake)
     }
 
     fn add_recovering_qp(
@@ -57,7 +33,7 @@ impl Proxy for Engine {
         self.here()?;
         let Recovers { connect, limit, mailbox, send } = recovers;
         let patience = Patience::within(limit, options.key_seed as u64);
-        self.add_qp(endpoint(fds, options)?.with_recovery(connect, patience, mailbox, send), wake)
+        self.add_qp(fds.into_endpoint(options)?.with_recovery(connect, patience, mailbox, send), wake)
     }
 
     fn add_endpoint(&self, endpoint: Endpoint, wake: Wake) -> Result<QpId, EngineError> {

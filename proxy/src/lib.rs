@@ -72,6 +72,9 @@ pub mod linger;
 #[cfg(not(loom))]
 pub mod link;
 #[cfg(not(loom))]
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
+pub mod mailbox;
+#[cfg(not(loom))]
 pub mod measure;
 #[cfg(not(loom))]
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]

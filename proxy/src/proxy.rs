@@ -11,10 +11,11 @@ use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 
 use crate::connect::{Connect, Fds};
 use crate::counters::Counters;
-use crate::endpoint::{Endpoint, Mailbox, QpOptions, SendFrame};
+use crate::endpoint::{Endpoint, QpMemory, QpOptions};
 use crate::engine::{EngineError, QpId};
 use crate::idle::{Step, Wake};
 use crate::link::RegionSends;
+use crate::mailbox::{Mailbox, SendFrame};
 use crate::memory::Keep;
 use crate::region::Exported;
 use crate::session::Status;
@@ -60,7 +61,26 @@ pub struct Recovers {
 impl QpFds {
     /// The endpoint of this queue pair, for an engine of this process ([`Proxy::add_endpoint`]).
     pub fn into_endpoint(self, options: QpOptions) -> Result<Endpoint, EngineError> {
-        crate::in_process::endpoint(self, options)
+        let remote = |e: &dyn std::fmt::Display| EngineError::Remote(e.to_string());
+        // The engine only reads the work segment, so it gets a mapping of its own that permits nothing else.
+        let work = self.work.fd().try_clone_to_owned().map_err(|e| remote(&e))?;
+        let work = ReadOnlyMemory::from_fd(work, self.work.len())
+            .map_err(|e| EngineError::Remote(format!("work segment: {e}")))?;
+        for (name, bytes) in [("control", self.control.len()), ("link", self.link.len())] {
+            first_page(name, bytes)?;
+        }
+        let memory = QpMemory {
+            work: Arc::new(work),
+            control: self.control,
+            link: self.link,
+            peer_link: self.peer_link,
+            peer_window: self.peer_window,
+            bell: self.bell,
+            peer_bell: self.peer_bell,
+            peer_pid: self.peer_pid,
+            in_program: true,
+        };
+        Endpoint::local(memory, options).map_err(|e| remote(&e))
     }
 }
 

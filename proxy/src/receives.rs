@@ -25,9 +25,9 @@ use pushgate_driver_shim::abi;
 use pushgate_driver_shim::memory::ReadOnlyMemory;
 use pushgate_driver_shim::segment::{Geometry, Segment, check_header};
 
-use crate::endpoint::EndpointError;
 use crate::memory::Words;
 use crate::ring;
+use crate::segments::SegmentError;
 
 /// Words of an entry: those of a posted receive, laps included.
 pub(crate) const RECEIVE_WORDS: usize = abi::PUSHGATE_RECV_WORDS as usize;
@@ -214,14 +214,14 @@ impl PostedReceives {
 
     /// The posted receives in the work segment of a peer on this host, which handed over the segment's descriptor.
     /// `geometry` is the peer's, checked. An error if the segment is another one.
-    pub fn of_work(work: &Arc<ReadOnlyMemory>, geometry: &Geometry) -> Result<Self, EndpointError> {
+    pub fn of_work(work: &Arc<ReadOnlyMemory>, geometry: &Geometry) -> Result<Self, SegmentError> {
         const NAME: &str = "peer's work";
         let header = Words::readable(work, 0, 8.min(work.len() / 8));
         let found = check_header(&header, Segment::Work, work.len())
-            .map_err(|source| EndpointError::Header { segment: NAME, source })?;
+            .map_err(|source| SegmentError::Header { segment: NAME, source })?;
         if found != *geometry {
             let (found, expected) = (Box::new(found), Box::new(*geometry));
-            return Err(EndpointError::Disagree { segment: NAME, found, expected });
+            return Err(SegmentError::Disagree { segment: NAME, found, expected });
         }
         let words = RECEIVE_WORDS << geometry.rx_log;
         Ok(Self::new(Words::readable(work, geometry.work_receives_offset(), words), geometry.rx_log, 0))

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{RecordWords, lap_of};
-use pushgate_driver_shim::segment::Geometry;
+use pushgate_driver_shim::segment::{Geometry, HeaderError};
 
 use crate::crash::may_crash;
 use crate::link::PeerCounts;
@@ -27,6 +27,29 @@ use crate::watch::Watch;
 const RECEIVE: usize = abi::PUSHGATE_RECV_WORDS as usize;
 /// Words of a completion.
 const CQE: usize = abi::PUSHGATE_CQE_WORDS as usize;
+
+/// Why a segment is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum SegmentError {
+    /// The header is wrong.
+    #[error("{segment} segment: {source}")]
+    Header {
+        /// The segment.
+        segment: &'static str,
+        /// What is wrong with the header.
+        source: HeaderError,
+    },
+    /// Two segments of one side disagree.
+    #[error("{segment} segment says {found:?}, the control segment {expected:?}")]
+    Disagree {
+        /// The segment.
+        segment: &'static str,
+        /// The segment's geometry.
+        found: Box<Geometry>,
+        /// The control segment's.
+        expected: Box<Geometry>,
+    },
+}
 
 /// A posted receive's four words, laps included.
 pub type ReceiveWords = [u64; RECEIVE];

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::memory::Keep;
+use pushgate_driver_shim::memory::Mapping;
 
 /// The most words of a watch: a work segment's head, CONSUMED and next posted receive; a link segment's next record and
 /// three counts.
@@ -21,16 +21,16 @@ const MAPPINGS: usize = 2;
 #[derive(Default)]
 pub struct Watch {
     seen: [Option<(&'static AtomicU64, u64)>; WORDS],
-    keep: [Option<Keep>; MAPPINGS],
+    keep: [Option<Mapping>; MAPPINGS],
     words: usize,
 }
 
 impl Watch {
     /// Adds a word that lies in a mapping; returns its value. False in the second place: there is no room.
-    pub(crate) fn add(&mut self, word: &'static AtomicU64, keep: &Keep) -> (u64, bool) {
+    pub(crate) fn add(&mut self, word: &'static AtomicU64, keep: &Mapping) -> (u64, bool) {
         // Relaxed: the value is compared with later ones and with nothing else.
         let value = word.load(Ordering::Relaxed);
-        let is_it = |kept: &Option<Keep>| kept.as_ref().is_none_or(|kept| Arc::ptr_eq(kept, keep));
+        let is_it = |kept: &Option<Mapping>| kept.as_ref().is_none_or(|kept| Arc::ptr_eq(kept, keep));
         let (Some(kept), true) = (self.keep.iter_mut().find(|kept| is_it(kept)), self.words < WORDS) else {
             return (value, false);
         };

@@ -8,10 +8,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use pushgate_driver_shim::closing::Closes;
 use pushgate_driver_shim::fdpass::Frame;
 use pushgate_proxy::connect::Incarnation;
-use pushgate_proxy::endpoint::Mailbox;
+use pushgate_proxy::mailbox::Mailbox;
 
 use super::FRAME;
-use super::set_up::Route;
+use super::route::Route;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Leaving {

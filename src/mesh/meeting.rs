@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::abi;
 use pushgate_proxy::connect::{self, Connect, Event, Fds, Frame, Incarnation};
-use pushgate_proxy::endpoint::Mailbox;
+use pushgate_proxy::mailbox::Mailbox;
 use pushgate_proxy::session::Status;
 
 use super::{Channel, Mesh, SetUp, TellEnd, TellEngine};

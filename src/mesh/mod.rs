@@ -21,6 +21,7 @@ mod inbox;
 mod meeting;
 mod out;
 mod reader;
+mod route;
 mod set_up;
 mod tcp;
 #[cfg(test)]
@@ -58,7 +59,8 @@ use inbox::{Inbox, Leaving, Most, State};
 pub(crate) use meeting::meet;
 pub(crate) use meeting::{BothReady, Call, End, HandedOver, Meetings};
 use out::Out;
-pub(crate) use set_up::{Channel, SetUp, TellEnd, TellEngine};
+pub(crate) use route::TellEngine;
+pub(crate) use set_up::{Channel, SetUp, TellEnd};
 pub(crate) use tcp::{Fabric, May};
 
 /// Label of a farewell: this rank leaves in order.

@@ -10,17 +10,17 @@
 #[cfg(test)]
 mod tests;
 
-use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::fdpass::Frame;
 use pushgate_proxy::connect::{self, Incarnation};
-use pushgate_proxy::endpoint::Mailbox;
+use pushgate_proxy::mailbox::Mailbox;
 use pushgate_proxy::session::Status;
 
 use super::inbox::Dropped;
+use super::route::{Route, TellEngine};
 use super::{Ended, MAX_OUT_FDS, Mesh, Most, Shared, State};
 use crate::error::Result;
 
@@ -70,34 +70,6 @@ impl TellEnd {
         if let Some(shared) = self.shared.upgrade() {
             let bytes = connect::end(self.own, self.peer, status);
             shared.tells(self.rank, self.label, connect::Frame { bytes, along: Default::default() });
-        }
-    }
-}
-
-/// Tells the engine of a queue pair whose link is replaced when it breaks that frames of the peer wait. Called by the
-/// reader's thread, so it must not wait.
-pub(crate) type TellEngine = Arc<dyn Fn() + Send + Sync>;
-
-/// Where the frames for such a queue pair go.
-pub(super) struct Route {
-    /// Which of this rank's calls made the queue pair, and with which of the peer's.
-    own: Incarnation,
-    with: Incarnation,
-    mailbox: Mailbox,
-    tell: TellEngine,
-}
-
-impl Route {
-    /// Hands over a frame whose descriptors are shared memory: an engine must not wait when it closes them. Returns what is
-    /// to be called then, without the lock of the inbox; or, where there is no room, descriptors to close.
-    fn deliver(
-        &self,
-        bytes: Vec<u8>,
-        fds: Vec<OwnedFd>,
-    ) -> std::result::Result<Option<TellEngine>, Vec<OwnedFd>> {
-        match self.mailbox.try_put(connect::Frame { bytes, along: fds.into() }) {
-            Ok(tell) => Ok(tell.then(|| self.tell.clone())),
-            Err(frame) => Err(frame.along.into_owned().unwrap_or_default()),
         }
     }
 }

@@ -3,7 +3,8 @@
 use std::io;
 
 use super::UniqueId;
-use crate::comm::{Comm, check_rank};
+use super::size::check_rank;
+use crate::comm::Comm;
 use crate::context::Context;
 use crate::error::{Error, Result};
 

@@ -1,8 +1,8 @@
 //! The variables of each launcher, and what follows from them.
 
 use super::hosts::{hosts, tasks_of};
+use super::size::MAX_RANKS;
 use super::{Environment, JOB, Launcher, Membership, wrong};
-use crate::comm::MAX_RANKS;
 use crate::error::{Error, Result};
 
 /// The first port of those that jobs of Slurm meet at, and how many there are: 23000 to 26999, below the ports that systems

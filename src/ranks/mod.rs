@@ -15,17 +15,19 @@
 mod bootstrap;
 mod hosts;
 mod launcher;
+mod size;
 mod unique_id;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, ToSocketAddrs};
 
-use crate::comm::MAX_RANKS;
 use crate::error::{Error, Result};
 use crate::settings::Settings;
 
 pub use bootstrap::Bootstrap;
+pub use size::MAX_RANKS;
+pub(crate) use size::{check_rank, check_size};
 pub(crate) use unique_id::Listeners;
 pub use unique_id::UniqueId;
 
@@ -182,12 +184,7 @@ impl Membership {
     }
 
     fn check_given(self) -> Result<Self> {
-        if self.size == 0 || self.size > MAX_RANKS {
-            return Err(Error::config("ranks", self.size, format!("1 to {MAX_RANKS}")));
-        }
-        if self.rank >= self.size {
-            return Err(Error::config("rank", self.rank, format!("0 to {}", self.size - 1)));
-        }
+        check_rank(self.rank, self.size)?;
         Ok(self)
     }
 

@@ -6,23 +6,8 @@ use anyhow::{Result, bail};
 use pushgate::proxy::Stop;
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
+use super::names::{ROLE, proxy_socket};
 use super::{Options, rank};
-
-/// How a child knows what it is: `RANK/PARENT/NUMBER` or `proxy/PARENT/NUMBER`, PARENT being the supervisor's process and NUMBER
-/// counting how often the ranks were started.
-pub const ROLE: &str = "_PUSHGATE_CHAOS_ROLE";
-/// The run's seed, for the children.
-pub const SEED: &str = "_PUSHGATE_CHAOS_SEED";
-
-/// The name of the ranks' job.
-pub fn job(parent: u32, number: u32) -> String {
-    format!("chaos-{parent}-{number}")
-}
-
-/// The socket of the ranks' proxy.
-pub fn proxy_socket(parent: u32, number: u32) -> String {
-    format!("@pushgate-chaos-{parent}-{number}")
-}
 
 /// Runs as what `role` says, until the supervisor ends this process.
 pub fn run(o: &Options, role: &str) -> Result<()> {

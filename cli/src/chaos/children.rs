@@ -17,7 +17,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
 use super::Options;
-use super::child::{ROLE, SEED, proxy_socket};
+use super::names::{ROLE, SEED, proxy_socket};
 
 /// How long the proxy may take until it serves.
 const SERVES: Duration = Duration::from_secs(60);

@@ -7,6 +7,7 @@
 mod child;
 mod children;
 mod fault;
+mod names;
 mod net;
 mod rank;
 mod supervisor;
@@ -23,7 +24,7 @@ use pushgate::ranks::{Environment, Given};
 use pushgate::settings::{Transport, parse_size, parse_time};
 use pushgate::{Error, Membership, Settings};
 
-pub use self::child::ROLE;
+pub use self::names::ROLE;
 use self::net::Links;
 use self::supervisor::{Hung, Interrupted, Supervisor};
 use crate::output::{errln, outln};

@@ -14,8 +14,8 @@ use pushgate::{
 };
 
 use super::Options;
-use super::child::{SEED, job, proxy_socket};
 use super::children::{Cause, Order, Said, Traffic};
+use super::names::{SEED, job, proxy_socket};
 use crate::output::outln;
 
 /// For tests: rank 0's kernel leaves a message out (`lost`), sends one twice (`doubled`), or with a wrong bit (`wrong`), or stops

@@ -2,9 +2,9 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -18,140 +18,17 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
 
 use super::hands;
-use super::layout::{ASIDE, Layout, State};
-use super::protocol::{self, Answer, OPENS, PATIENCE, Request};
-use super::queue::{CopyQueue, Direction};
-use super::start::Unavailable;
+use super::layout::{Layout, State};
+use super::protocol::{OPENS, PATIENCE, Request};
+use super::queue::CopyQueue;
+use super::shared::{ASIDE_BYTES, Allocation, Direction, Host, Lost, Shared, Unavailable, conversation};
 use crate::executor::Executor;
 use crate::lock::lock;
 
-/// Bytes of each direction's own memory, through which short payloads pass.
-const ASIDE_BYTES: usize = 1 << 20;
 /// How often the watch looks whether the copier says that it copies no more.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 /// How long the process of a copier whose socket has ended may take to be gone.
 const GONE: Duration = Duration::from_secs(1);
-
-/// Why a copier copies no more.
-#[derive(Clone, Debug)]
-pub struct Lost {
-    /// A sentence that names the copier.
-    pub reason: String,
-    /// The copier's process is gone: nothing of it reads or writes memory any more.
-    pub ended: bool,
-}
-
-/// An allocation of device memory that the copier has.
-struct Allocation {
-    base: u64,
-    bytes: u64,
-    key: u32,
-    /// Registrations that use it.
-    count: usize,
-}
-
-/// Host memory that the copier has.
-struct Host {
-    address: u64,
-    bytes: u64,
-    key: u32,
-}
-
-/// What is registered, sorted by address.
-#[derive(Default)]
-pub(super) struct Tables {
-    devices: Vec<Allocation>,
-    hosts: Vec<Host>,
-}
-
-impl Tables {
-    /// The key and offset of `length` bytes of host memory.
-    pub fn host(&self, address: u64, length: u64) -> Option<(u32, u64)> {
-        let next = self.hosts.partition_point(|host| host.address <= address);
-        // A memory may be registered twice, as one connection's window and the next one's.
-        let host = self.hosts[..next].last()?;
-        let offset = address - host.address;
-        (offset.checked_add(length)? <= host.bytes).then_some((host.key, offset))
-    }
-
-    /// The key and offset of device memory, and how many of `length` bytes lie in its allocation.
-    pub fn device(&self, address: u64, length: u64) -> Option<(u32, u64, u64)> {
-        let next = self.devices.partition_point(|device| device.base <= address);
-        let device = self.devices[..next].last()?;
-        let offset = address - device.base;
-        let left = device.bytes.checked_sub(offset).filter(|left| *left > 0)?;
-        Some((device.key, offset, length.min(left)))
-    }
-
-    /// Over how many allocations `length` bytes of device memory extend, at least one.
-    pub fn pieces(&self, address: u64, length: u64) -> Option<u64> {
-        let (mut at, mut pieces) = (0, 0);
-        loop {
-            at += self.device(address.checked_add(at)?, length - at)?.2;
-            pieces += 1;
-            if at >= length {
-                return Some(pieces);
-            }
-        }
-    }
-
-    fn allocation(&mut self, base: u64) -> Option<(usize, &mut Allocation)> {
-        let at = self.devices.binary_search_by_key(&base, |device| device.base).ok()?;
-        Some((at, &mut self.devices[at]))
-    }
-}
-
-/// What the handles of a copier share.
-pub(super) struct Shared {
-    owner: Owner,
-    pub memory: SharedMemory,
-    pub ringer: Ringer,
-    stream: Mutex<PeerStream>,
-    tables: Mutex<Tables>,
-    pub lost: OnceLock<Lost>,
-    name: String,
-    /// The copier's process, if it has a number here.
-    pub pid: Option<u32>,
-    executor: Arc<dyn Executor>,
-    stop: EventFd,
-}
-
-impl Shared {
-    pub fn tables(&self) -> MutexGuard<'_, Tables> {
-        lock(&self.tables)
-    }
-
-    /// A direction's own memory.
-    pub fn aside(&self, direction: Direction) -> (usize, usize) {
-        let begin = self.memory.as_ptr().as_ptr() as usize + ASIDE;
-        (begin + ASIDE_BYTES * usize::from(direction == Direction::Pull), ASIDE_BYTES)
-    }
-
-    fn ask(&self, request: &Request) -> Result<(u64, Vec<OwnedFd>), Unavailable> {
-        self.owner.check().map_err(|e| Unavailable(e.to_string()))?;
-        let stream = lock(&self.stream);
-        let broken = |e: io::Error| match self.lost.get() {
-            Some(lost) => Unavailable(lost.reason.clone()),
-            None => Unavailable(format!("{} does not answer: {e}", self.name)),
-        };
-        conversation(&stream, request)
-            .map_err(broken)?
-            .map_err(|why| Unavailable(format!("{}: {why}", self.name)))
-    }
-
-    fn lose(&self, ended: bool) {
-        let reason = match Layout(&self.memory).state() {
-            (State::Stopped, why) => format!("{} copies no more: {why}", self.name),
-            (State::Running, _) => format!("{} has ended: it was killed, or has crashed", self.name),
-        };
-        let _ = self.lost.set(Lost { reason, ended });
-    }
-}
-
-fn conversation(stream: &UnixStream, request: &Request) -> io::Result<Answer> {
-    protocol::ask(stream, request)?;
-    protocol::answered(stream)
-}
 
 /// A client of a copier. May be shared by threads. Dropping it leaves the copier, which ends when nobody needs it.
 pub struct Copier {
@@ -380,6 +257,7 @@ fn watch(shared: &Shared, stream: &UnixStream, process: Option<&Process>) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::shared::Tables;
     use super::*;
 
     #[test]

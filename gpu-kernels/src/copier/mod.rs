@@ -34,13 +34,15 @@ mod program;
 mod protocol;
 mod queue;
 mod serve;
+mod shared;
 mod start;
 #[cfg(test)]
 mod tests;
 mod wake;
 
-pub use client::{Copier, DeviceMemory, HostPlace, Lost};
+pub use client::{Copier, DeviceMemory, HostPlace};
 pub use program::background;
-pub use queue::{CopyQueue, Direction, PostError, Ticket};
+pub use queue::{CopyQueue, PostError, Ticket};
 pub use serve::{ServeOptions, serve};
-pub use start::{CopierCpus, Program, Unavailable};
+pub use shared::{Direction, Lost, Unavailable};
+pub use start::{CopierCpus, Program};

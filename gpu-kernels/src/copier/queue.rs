@@ -4,18 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::client::Shared;
 use super::layout::{Command, Layout, SLOTS};
+use super::shared::{Direction, Shared};
 use super::wake;
-
-/// The way of a copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// From device memory to host memory.
-    Push,
-    /// From host memory to device memory.
-    Pull,
-}
 
 /// Allocations that one copy may extend over.
 const PIECES: u64 = 64;
@@ -174,16 +165,6 @@ impl CopyQueue {
     /// The address and size of registered host memory that is the queue's own; short payloads pass through it.
     pub fn aside(&self) -> (usize, usize) {
         self.shared.aside(self.direction)
-    }
-}
-
-impl Direction {
-    /// The ring of the direction.
-    fn ring(self) -> usize {
-        match self {
-            Direction::Push => 0,
-            Direction::Pull => 1,
-        }
     }
 }
 

@@ -25,7 +25,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::client::Copier;
 use super::protocol::{OPENS, PATIENCE, VERSION};
-use super::queue::Direction;
+use super::shared::{Direction, Unavailable};
 use crate::cuda::CudaExecutor;
 use crate::executor::Executor;
 
@@ -35,11 +35,6 @@ const SLOW: Duration = Duration::from_secs(20);
 const TRIES: usize = 3;
 /// How long a copy of the trial may take.
 const TRIAL: Duration = Duration::from_secs(60);
-
-/// Why no copier can copy for this process: a sentence.
-#[derive(Clone, Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct Unavailable(pub(super) String);
 
 /// The program that a client starts to have a copier. It gets the arguments `--gpu` with the GPU's UUID and `--cpus` with [`CopierCpus`]
 /// after these, and calls [`crate::copier::serve`].

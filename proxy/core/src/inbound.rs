@@ -16,7 +16,6 @@ use std::collections::VecDeque;
 use pushgate_abi::record::{Malformed, Opcode, Record, RecordWords};
 
 pub use self::action::{Action, Destination, Fault, Finish, Message, Payload, Site, Stretch};
-use self::place::in_buffer;
 use crate::landing::{Landing, Room};
 pub use crate::receives::Posted;
 use crate::receives::Receives;
@@ -356,6 +355,11 @@ fn device(why: Refusal, e: impl std::error::Error + 'static) -> Fault {
 /// A slot that no sender of this session could have written.
 pub fn torn() -> Fault {
     Fault::Overrun(Box::new(Malformed::Lap))
+}
+
+/// The receive record of a SEND whose payload is in the buffer of posted receive `number`.
+fn in_buffer(r: &Record, number: u64) -> Record {
+    Record { flags: Record::BUFFER, place: number as u32, place_offset: 0, ..*r }
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ mod dial;
 mod handshake;
 mod listener;
 mod passage;
+mod plain;
 mod secret;
 mod stream;
 #[cfg(test)]

@@ -6,9 +6,7 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Mutex, MutexGuard};
 
-use rustix::net::{RecvAncillaryBuffer, recvmsg};
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, sendmsg};
-
+use super::plain::{recv_plain, send_plain};
 use super::tls::Tls;
 
 /// A connection, encrypted or not, that never blocks. Any thread may call; one at a time should send, and one receive.
@@ -19,27 +17,6 @@ use super::tls::Tls;
 pub struct Stream {
     socket: TcpStream,
     tls: Option<Box<Mutex<Tls>>>,
-}
-
-/// How many pieces one call takes; the kernel refuses more.
-const PIECES: usize = 1024;
-
-/// Sends over a socket; one system call.
-pub(super) fn send_plain(socket: &TcpStream, bytes: &[IoSlice<'_>]) -> io::Result<usize> {
-    // NOSIGNAL: in a host program in C, SIGPIPE may still end the process.
-    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    let bytes = &bytes[..bytes.len().min(PIECES)];
-    let mut none = SendAncillaryBuffer::default();
-    Ok(rustix::io::retry_on_intr(|| sendmsg(socket, bytes, &mut none, flags))?)
-}
-
-/// Receives from a socket; one system call.
-pub(super) fn recv_plain(socket: &TcpStream, bytes: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-    let most = bytes.len().min(PIECES);
-    let bytes = &mut bytes[..most];
-    let mut none = RecvAncillaryBuffer::default();
-    let message = rustix::io::retry_on_intr(|| recvmsg(socket, bytes, &mut none, RecvFlags::DONTWAIT))?;
-    Ok(message.bytes)
 }
 
 impl Stream {

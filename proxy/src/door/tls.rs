@@ -18,7 +18,7 @@ use rustls::sign::CertifiedKey;
 use rustls::version::TLS13;
 use rustls::{ClientConfig, Connection, DigitallySignedStruct, ServerConfig, SignatureScheme};
 
-use super::stream::{recv_plain, send_plain};
+use super::plain::{recv_plain, send_plain};
 
 /// The label under which both ends take out what they know of the encryption.
 const LABEL: &[u8] = b"EXPORTER-pushgate-door";

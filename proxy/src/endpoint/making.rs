@@ -8,7 +8,7 @@ use pushgate_core::journal::Broken;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::bell::{Bell, Ringer};
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
-use pushgate_driver_shim::segment::{Geometry, HeaderError, Segment, check_header};
+use pushgate_driver_shim::segment::{Geometry, Segment, check_header};
 use pushgate_driver_shim::window::Interrupt;
 
 use super::{Endpoint, Here, Stands, TellBroken, record};
@@ -20,7 +20,7 @@ use crate::link::{HostProcess, Link, PeerCounts, PeerProcess};
 use crate::memory::{Mapped, Words};
 use crate::outbound::Outbound;
 use crate::region::Regions;
-use crate::segments::{ControlOfEngine, WorkAtEngine};
+use crate::segments::{ControlOfEngine, SegmentError, WorkAtEngine};
 use crate::session::Session;
 use crate::staging::Staging;
 
@@ -80,24 +80,9 @@ pub struct QpOptions {
 /// Why an endpoint could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum EndpointError {
-    /// A segment's header is wrong.
-    #[error("{segment} segment: {source}")]
-    Header {
-        /// The segment.
-        segment: &'static str,
-        /// What is wrong with the header.
-        source: HeaderError,
-    },
-    /// Two segments of one side disagree.
-    #[error("{segment} segment says {found:?}, the control segment {expected:?}")]
-    Disagree {
-        /// The segment.
-        segment: &'static str,
-        /// The segment's geometry.
-        found: Box<Geometry>,
-        /// The control segment's.
-        expected: Box<Geometry>,
-    },
+    /// A segment is not what the queue pair needs.
+    #[error(transparent)]
+    Segment(#[from] SegmentError),
     /// The peer's window is smaller than its geometry says.
     #[error("the peer's window has {found} bytes, its geometry says {expected}")]
     Window {
@@ -132,8 +117,8 @@ fn header(
     kind: Segment,
     name: &'static str,
     len: usize,
-) -> Result<Geometry, EndpointError> {
-    check_header(words, kind, len).map_err(|source| EndpointError::Header { segment: name, source })
+) -> Result<Geometry, SegmentError> {
+    check_header(words, kind, len).map_err(|source| SegmentError::Header { segment: name, source })
 }
 
 impl Endpoint {
@@ -148,11 +133,12 @@ impl Endpoint {
         let link = header(memory.link.words(0, 8), Segment::Link, "link", memory.link.len())?;
         for (segment, found) in [("work", work), ("link", link)] {
             if found != geometry {
-                return Err(EndpointError::Disagree {
+                return Err(SegmentError::Disagree {
                     segment,
                     found: Box::new(found),
                     expected: Box::new(geometry),
-                });
+                }
+                .into());
             }
         }
         let peer_geometry = check(&memory.peer_link, Segment::Link, "peer's link")?;

@@ -7,6 +7,7 @@ mod making;
 mod receiver;
 mod record;
 mod recovering;
+mod replacement;
 mod resuming;
 mod sender;
 
@@ -22,8 +23,7 @@ use pushgate_driver_shim::segment::Geometry;
 use pushgate_driver_shim::window::Interrupt;
 
 pub use self::making::{EndpointError, QpMemory, QpOptions};
-use self::recovering::Recovering;
-pub use self::recovering::{Mailbox, SendFrame};
+use self::replacement::Recovering;
 use crate::counters::Counters;
 use crate::inbound::{Inbound, MOST_COPIES};
 use crate::journal::Journal;
@@ -506,13 +506,13 @@ impl Endpoint {
 
     /// Counts of messages, for the simulator's checks.
     #[cfg(feature = "sim")]
-    pub(crate) fn counts(&self) -> crate::sim::Counts {
-        crate::sim::Counts {
+    pub(crate) fn counts(&self) -> crate::counters::Counts {
+        crate::counters::Counts {
             released: self.session.released(),
             received: self.session.received(),
             accepted: self.inbound.accepted(),
             sent: self.outbound.staging().messages(),
-            resumed: self.recovering.as_ref().map_or(0, |r| r.resumed()),
+            resumed: self.recovering.as_ref().map_or(0, |r| r.resumed),
             live: self.stands == Stands::Live,
             rebuilds: self.recovering.as_ref().is_some_and(|r| r.rebuilds),
         }

@@ -12,183 +12,23 @@
 //!
 //! Frames come by a [`Mailbox`] and leave by [`SendFrame`]. A frame may be lost, late or repeated.
 
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-use pushgate_core::recovery::{Patience, Phase};
+use pushgate_core::recovery::Patience;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::limited;
 
+use super::replacement::Recovering;
 use super::{Endpoint, Stands};
 use crate::connect::{Connect, Event};
-use crate::frame::{Fds, Frame};
+use crate::frame::Fds;
 use crate::link::{LinkDown, PeerCounts, RenewError};
+use crate::mailbox::{Mailbox, SendFrame};
 use crate::mover::Mover;
-use crate::recorder;
 use crate::session::Status;
-
-/// Sends a frame to the peer, over a channel that outlives the links. What can't be sent at once is dropped. Called on the
-/// engine's thread, so it must not wait. The endpoint drops it when the endpoint has ended or leaves: then the owner of the
-/// channel answers frames of the peer.
-pub type SendFrame = Box<dyn FnMut(Frame) + Send>;
 
 /// How long after an offer could not be made it is tried again, nanoseconds.
 const AGAIN: u64 = 10_000_000;
 /// Between two looks whether what is made beside the engine is there, nanoseconds.
 const LOOK: u64 = 500_000;
-
-/// Most frames that a [`Mailbox`] holds. An attempt has three frames of the peer.
-const MOST_FRAMES: usize = 16;
-/// Most bytes of them together. The longest frame is an RDMA peer's that lists its regions, 4,096 at most, in some 90 bytes
-/// each; others have a few hundred bytes.
-const MOST_BYTES: usize = 1 << 19;
-/// Most descriptors of them together. An attempt has one.
-const MOST_FDS: usize = 4;
-
-/// Frames of the peer about the link that wait for an endpoint. Copies are the same mailbox; any thread may use them.
-#[derive(Clone, Default)]
-pub struct Mailbox(Arc<Shared>);
-
-/// The frames, and a word that says whether there are any.
-#[derive(Default)]
-struct Shared {
-    held: Mutex<Held>,
-    waits: AtomicBool,
-}
-
-/// What waits in a mailbox.
-#[derive(Default)]
-struct Held {
-    frames: VecDeque<Frame>,
-    bytes: usize,
-    fds: usize,
-    /// Descriptors that wait, in this mailbox and in others of the same owner.
-    open: Arc<AtomicUsize>,
-}
-
-impl Held {
-    fn fits(&self, frame: &Frame) -> bool {
-        self.frames.len() < MOST_FRAMES
-            && self.bytes + frame.bytes.len() <= MOST_BYTES
-            && self.fds + frame.along.len() <= MOST_FDS
-    }
-
-    fn take_all(&mut self) -> VecDeque<Frame> {
-        // Relaxed: the count orders no other memory.
-        self.open.fetch_sub(std::mem::take(&mut self.fds), Ordering::Relaxed);
-        self.bytes = 0;
-        std::mem::take(&mut self.frames)
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.take_all();
-    }
-}
-
-impl Mailbox {
-    /// A mailbox whose owner keeps a count of the descriptors that wait in all of its mailboxes.
-    pub fn counted(open: Arc<AtomicUsize>) -> Self {
-        let mailbox = Mailbox::default();
-        mailbox.held().open = open;
-        mailbox
-    }
-
-    /// Puts a frame after the others. True if the endpoint must be told, by [`Endpoint::control`]: the mailbox was empty.
-    /// Where 16 frames, 512 KiB or 4 descriptors would be exceeded the frame is lost, as on any channel that breaks: a peer
-    /// can't fill this process's memory.
-    pub fn put(&self, frame: Frame) -> bool {
-        self.try_put(frame).unwrap_or(false)
-    }
-
-    /// Puts a frame as [`Mailbox::put`] does, or returns a frame for which there is no room, whose descriptors the caller closes.
-    pub fn try_put(&self, frame: Frame) -> Result<bool, Frame> {
-        let mut held = self.held();
-        if !held.fits(&frame) {
-            return Err(frame);
-        }
-        held.bytes += frame.bytes.len();
-        held.fds += frame.along.len();
-        held.open.fetch_add(frame.along.len(), Ordering::Relaxed);
-        held.frames.push_back(frame);
-        // Within the lock, so that no `take_all` comes between the frame and the word.
-        self.0.waits.store(true, Ordering::Relaxed);
-        Ok(held.frames.len() == 1)
-    }
-
-    /// Takes all frames that wait.
-    pub fn take_all(&self) -> VecDeque<Frame> {
-        let mut held = self.held();
-        self.0.waits.store(false, Ordering::Relaxed);
-        held.take_all()
-    }
-
-    /// Whether no frame waits, as far as this thread has heard. Takes no lock, for a caller that asks again and again.
-    pub(crate) fn is_empty(&self) -> bool {
-        // Relaxed: a frame that is missed now is found the next time, and the lock orders its bytes.
-        !self.0.waits.load(Ordering::Relaxed)
-    }
-
-    fn held(&self) -> MutexGuard<'_, Held> {
-        // A panic leaves the list whole, so a poisoned lock is no reason to stop.
-        self.0.held.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// What replaces an endpoint's link.
-pub(super) struct Recovering {
-    pub(super) connect: Connect<Fds>,
-    mailbox: Mailbox,
-    /// `None` once this end says nothing more.
-    send: Option<SendFrame>,
-    /// The link that broke has not stopped yet, or the next one's offer is still to be made.
-    fencing: bool,
-    /// This end gets ready to receive over the link of this epoch.
-    preparing: Option<u32>,
-    /// When the next look is due at what is being fenced, made or prepared, nanoseconds.
-    looks_at: u64,
-    /// What the link that broke has brought is still to be taken in: before the first offer, and never after an offer,
-    /// which says how much this end has accepted.
-    pub(super) lands: bool,
-    /// The peer has ended, and the peer may have been told how much this end has accepted: nothing more is taken from a link.
-    deaf: bool,
-    /// Messages that the peer had accepted when the present link began.
-    resumed: u64,
-    /// This end's own lack was told once since the link broke.
-    warned: bool,
-    /// This end goes on in place of an engine that died: WQEs that the peer has accepted are still to be read.
-    pub(super) rebuilds: bool,
-}
-
-impl Recovering {
-    /// Where the session stands, for the flight recorder.
-    pub(super) fn phase(&self) -> recorder::Phase {
-        match self.connect.phase() {
-            Phase::Live => recorder::Phase::Live,
-            Phase::Fencing => recorder::Phase::Fencing,
-            Phase::Offered => recorder::Phase::Offered,
-            Phase::Joining => recorder::Phase::Joining,
-            Phase::Ended(_) => recorder::Phase::Ending,
-        }
-    }
-
-    /// Something is being fenced, made or prepared beside the engine.
-    fn waits(&self) -> bool {
-        self.fencing || self.preparing.is_some()
-    }
-
-    /// The epoch of the link that is live, or of the next one.
-    pub(super) fn epoch(&self) -> u32 {
-        self.connect.epoch()
-    }
-
-    #[cfg(feature = "sim")]
-    pub(super) fn resumed(&self) -> u64 {
-        self.resumed
-    }
-}
 
 impl Endpoint {
     /// Has the link replaced when it breaks. `connect` has just become live with the peer's end, which replaces its link

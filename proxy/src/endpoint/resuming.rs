@@ -13,12 +13,13 @@ use pushgate_core::recovery::Patience;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Malformed, Record};
 
-use super::{Endpoint, Mailbox, SendFrame, Stands};
+use super::{Endpoint, Stands};
 use crate::connect::{Connect, Incarnation};
 use crate::gate::Gate;
 use crate::inbound::{Inbound, Posted};
 use crate::journal::{Journal, Kept, session_bytes};
 use crate::link::LinkDown;
+use crate::mailbox::{Mailbox, SendFrame};
 use crate::memory::Mapped;
 use crate::outbound::{Next, Outbound};
 use crate::refusal::Refusal;

@@ -21,6 +21,7 @@ use crate::counters::Counters;
 use crate::endpoint::Endpoint;
 use crate::idle::{Idle, Step, Wake};
 use crate::mover::Mover;
+use crate::recorder::{Recorder, Stall};
 use crate::{prefetch, ring};
 
 /// Turns of queue pairs with work between two looks at [`Clock::is_due`]. A turn takes in at most 64 messages each way
@@ -128,6 +129,19 @@ impl Machine {
             kept,
             recording: None,
             unrecorded: false,
+        }
+    }
+
+    /// The machine writes this recorder, and logs each queue pair that stalls.
+    pub(crate) fn with_recorder(mut self, recorder: Option<Recorder>, stall: Stall) -> Self {
+        self.recording = recorder.map(|recorder| Recording::new(recorder, stall));
+        self
+    }
+
+    /// This thread alone drives the machine.
+    pub(crate) fn driven_by(&self, thread: u32) {
+        if let Some(recording) = &self.recording {
+            recording.driven_by(thread);
         }
     }
 
@@ -312,7 +326,9 @@ impl Machine {
             }
         }
         self.idles.rouse_some(ROUND);
-        self.record();
+        if let Some(recording) = self.recording.as_mut().filter(|recording| recording.is_due(self.now)) {
+            recording.record_some(self.now, self.sleeps, &mut self.endpoints);
+        }
     }
 
     /// Passes the time on to the queue pairs, and nothing else.
@@ -328,7 +344,11 @@ impl Machine {
     /// What arrives after this wakes the engine. False if there is work already. After it comes
     /// [`Machine::woken`], whatever happened meanwhile.
     pub fn prepare_sleep(&mut self) -> bool {
-        self.record_before_sleep();
+        if std::mem::take(&mut self.unrecorded)
+            && let Some(recording) = &self.recording
+        {
+            recording.record_worked(self.now, &mut self.endpoints);
+        }
         // All are asked: each arms what wakes for it.
         !self.endpoints.iter_mut().fold(false, |any, (_, e)| e.prepare_sleep() | any)
     }
@@ -569,7 +589,9 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        self.end_recording();
+        if let Some(recording) = &self.recording {
+            recording.end();
+        }
         // This machine's own store, or none.
         if self.kept.load(Ordering::Relaxed) {
             // To end the mover would be to wait for its copies.

@@ -338,7 +338,7 @@ impl Engine {
         self.ask(|reply| Command::PeerEnded(qp, status, reply))
     }
 
-    /// Tells a queue pair that frames of its peer wait in its [`Mailbox`](crate::endpoint::Mailbox). Waits for nothing.
+    /// Tells a queue pair that frames of its peer wait in its [`Mailbox`](crate::mailbox::Mailbox). Waits for nothing.
     pub fn control(&self, qp: QpId) -> Result<(), EngineError> {
         self.send(Some(Command::Control(qp)))
     }

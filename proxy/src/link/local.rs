@@ -7,6 +7,7 @@
 //! read-only. So neither can spoil the other's state, and no word has two
 //! writers.
 
+mod next;
 mod renew;
 
 use std::collections::BTreeMap;
@@ -18,8 +19,8 @@ use pushgate_driver_shim::bell::{Bell, Ringer};
 use pushgate_driver_shim::record::{Record, RecordWords};
 use pushgate_driver_shim::segment::Geometry;
 
-pub use self::renew::MakeSegment;
-use self::renew::Next;
+pub use self::next::MakeSegment;
+use self::next::Next;
 use super::{
     Arrival, Link, LinkDown, OwnRegions, PeerCounts, PeerMemory, PeerProcess, Receives, RegionSends, Renew,
     Waking, process_memory,

@@ -258,7 +258,7 @@ mod tests {
 
     /// What the words of the layout mean: names, each with the number of the word that a reader takes it from.
     fn described() -> String {
-        use super::super::trace::About;
+        use super::super::about::About;
         use super::super::view::{Missing, Phase};
         let json = |value: serde_json::Value| value.to_string().replace('"', "");
         let mut view: [u64; view::WORDS] = std::array::from_fn(|i| i as u64);

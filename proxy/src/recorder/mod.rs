@@ -20,6 +20,7 @@
 //!
 //! [`Memory::open`] checks a memory, [`read`] copies those of an engine; [`report`] makes a text of what was read.
 
+mod about;
 mod layout;
 mod metrics;
 mod reader;
@@ -36,11 +37,11 @@ use pushgate_driver_shim::limited;
 use pushgate_driver_shim::memory::{HugePages, SharedMemory};
 use rustix::fs::{MemfdFlags, memfd_create};
 
+pub use self::about::About;
 use self::layout::Head;
 pub use self::layout::{MOST_BYTES, NAME, ReadError};
 pub use self::metrics::{Metrics, Times};
 pub use self::reader::{Closed, Copier, Engine, Entry, Memory, Program, QueuePair, read};
-pub use self::trace::About;
 pub(crate) use self::trace::{Stall, Trace};
 pub use self::view::{Counts, Errors, Missing, Moved, Phase, View};
 use crate::cell;

@@ -8,9 +8,9 @@ use pushgate_driver_shim::memory::ReadOnlyMemory;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
+use super::about::{About, text};
 use super::layout::{self, Head, ReadError};
 use super::metrics::Metrics;
-use super::trace::{About, text};
 use super::view::{Moved, View};
 use crate::cell;
 use crate::memory::Words;

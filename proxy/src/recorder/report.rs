@@ -9,8 +9,8 @@ use std::fmt;
 
 use serde::Serialize;
 
+use super::about::text;
 use super::reader::{Engine, Entry, Program, QueuePair};
-use super::trace::text;
 use super::view::{Counts, Missing, Phase};
 use crate::status::status_text;
 

@@ -12,12 +12,13 @@ use pushgate_driver_shim::segment::{Segment, check_header};
 
 use crate::connect::{self, Incarnation};
 use crate::counters::Counters;
-use crate::endpoint::{Mailbox, QpOptions, SendFrame};
+use crate::endpoint::QpOptions;
 use crate::engine::{EngineError, QpId};
 use crate::frame::Frame;
 use crate::frame_socket::FrameSocket;
 use crate::idle::Wake;
 use crate::journal::session_bytes;
+use crate::mailbox::{Mailbox, SendFrame};
 use crate::proxy::{QpFds, Recovers};
 use crate::session::Status;
 use crate::wire::SessionOffer;

@@ -6,8 +6,9 @@ use crate::engine::QpId;
 use crate::region::MAX_REGIONS;
 use crate::wire::Refusal;
 
+use super::costs;
 use super::ledger::Lease;
-use super::options::{self, ServerOptions};
+use super::options::ServerOptions;
 
 /// The most that one program may hold. [`ServerOptions`] says what each number means.
 #[derive(Clone, Copy, Debug)]
@@ -60,14 +61,14 @@ impl Account {
         Account { limits, user, qps: HashMap::new(), bytes: 0, regions: 0 }
     }
 
-    /// Takes what a queue pair takes of the user's quota. [`options::queue_pair`] says what the numbers are.
+    /// Takes what a queue pair takes of the user's quota. [`costs::queue_pair`] says what the numbers are.
     pub(super) fn lease_qp(&self, mapped: u64, segments: u64, links: u64) -> Result<Lease, Refusal> {
-        self.user.more(options::queue_pair(mapped, segments, links)).map_err(Refusal::Why)
+        self.user.more(costs::queue_pair(mapped, segments, links)).map_err(Refusal::Why)
     }
 
     /// Takes what a region takes of the user's quota.
     pub(super) fn lease_region(&self, bytes: u64) -> Result<Lease, Refusal> {
-        self.user.more(options::region(bytes)).map_err(Refusal::Why)
+        self.user.more(costs::region(bytes)).map_err(Refusal::Why)
     }
 
     /// The program's queue pairs.
@@ -227,13 +228,13 @@ mod tests {
 
     #[test]
     fn p8_what_a_program_gives_back_its_user_can_take_again() {
-        let mut quota = options::queue_pair(1000, 100, 10);
+        let mut quota = costs::queue_pair(1000, 100, 10);
         quota.programs = 1;
-        quota.descriptors += options::PROGRAM.descriptors + 1;
-        quota.bytes += options::PROGRAM.bytes + 5;
+        quota.descriptors += costs::PROGRAM.descriptors + 1;
+        quota.bytes += costs::PROGRAM.bytes + 5;
         let ledger = Ledger::new(quota, None);
         let limits = Limits { qps: 9, regions: 9, bytes: u64::MAX };
-        let mut held = Account::new(limits, ledger.lease(7, options::PROGRAM).unwrap());
+        let mut held = Account::new(limits, ledger.lease(7, costs::PROGRAM).unwrap());
         let all = |held: &Account| held.lease_qp(1000, 100, 10);
         held.add_qp(A, 1000, all(&held).unwrap());
         assert!(sentence(all(&held).map(drop)).contains("user 7 may have 1 queue pairs in this proxy"));

@@ -26,9 +26,10 @@ use crate::wire::{
 };
 
 use super::account::{Account, Limits};
+use super::costs::PROGRAM;
 use super::descriptors::{QpDescriptors, engine_bell, map_region};
 use super::ledger::{Lease, Ledger};
-use super::options::{Leaves, PROGRAM, ServerOptions};
+use super::options::{Leaves, ServerOptions};
 use super::sessions::Sessions;
 use super::share::{Counted, Share};
 use super::wait::{WaitEnd, wait};

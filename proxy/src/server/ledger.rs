@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::options::{self, PROGRAM};
+use super::costs::{self, PROGRAM};
 use crate::wire::Amounts;
 
 /// The connections of a user beyond the programs of the quota: those that have not said Hello yet, or ask for the usage.
@@ -54,8 +54,8 @@ impl Ledger {
     pub(super) fn least() -> u64 {
         KEPT + CONNECTION
             + PROGRAM.descriptors
-            + options::queue_pair(0, 0, 0).descriptors
-            + options::region(0).descriptors
+            + costs::queue_pair(0, 0, 0).descriptors
+            + costs::region(0).descriptors
     }
 
     /// A ledger in which nobody holds anything. The process may open `open_files` descriptors; `None`: without a limit.

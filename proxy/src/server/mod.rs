@@ -35,6 +35,7 @@
 mod accept;
 mod account;
 mod client;
+mod costs;
 mod descriptors;
 #[cfg(test)]
 mod fuzzed;

@@ -11,11 +11,12 @@ use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_driver_shim::process::Process;
 
 use crate::connect::{Connect, Patience};
-use crate::endpoint::{Endpoint, Mailbox, QpMemory, QpOptions, SendFrame};
+use crate::endpoint::{Endpoint, QpMemory, QpOptions};
 use crate::engine::{Engine, QpId};
 use crate::frame::Frame;
 use crate::frame_socket::FrameSocket;
 use crate::idle::Wake;
+use crate::mailbox::{Mailbox, SendFrame};
 use crate::region::RegionMemory;
 use crate::wire::{Refusal, SessionOffer};
 

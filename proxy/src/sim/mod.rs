@@ -62,6 +62,7 @@ mod checks;
 mod cluster;
 mod faults;
 mod flaky;
+mod kept;
 mod log;
 mod make;
 mod memory;
@@ -91,7 +92,6 @@ use crate::link::verbs::simulated::Sim;
 use crate::random;
 
 pub use self::plan::{Cut, MOST_RANKS};
-pub(crate) use self::qp::Counts;
 pub use self::shrink::Shrunk;
 pub use self::violation::Violation;
 pub use pushgate_core::plant::Plant;

@@ -8,14 +8,15 @@ use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_driver_shim::segment::Geometry;
 
 use super::flaky::Control;
+use super::kept::Kept;
 use super::memory::{Guarded, allocate};
 use super::model::{Flow, Side};
 use super::plan::{Carrier, NEVER, S};
 use super::rails::Wires;
-use super::restart::Kept;
 use super::violation::{Violation, broken};
-use crate::endpoint::Mailbox;
+use crate::counters::Counts;
 use crate::link::tcp::simulated::Net;
+use crate::mailbox::Mailbox;
 use crate::memory::{Mapped, Words};
 use crate::producer::Producer;
 use crate::ring;
@@ -85,24 +86,6 @@ pub(super) struct Expected {
     pub(super) codes: [u64; 2],
     /// The rank that garbage comes from: no other may be named for it.
     pub(super) liar: Option<u32>,
-}
-
-/// Counts of an endpoint, messages: what the invariants of a session relate to each other.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Counts {
-    /// Of this end: those whose places the peer no longer needs, and those that the peer has, both as last heard.
-    pub(crate) released: u64,
-    pub(crate) received: u64,
-    /// Of the peer: those that this end has accepted.
-    pub(crate) accepted: u64,
-    /// Of this end: those posted and not put back by a rewind.
-    pub(crate) sent: u64,
-    /// Of this end: those that the peer had accepted when the present link began.
-    pub(crate) resumed: u64,
-    /// The link is live.
-    pub(crate) live: bool,
-    /// The end goes on in place of one whose engine died, and has not counted again what that one had posted.
-    pub(crate) rebuilds: bool,
 }
 
 /// An inbox: its address, and in it slots, regions, receives, the end.

@@ -6,16 +6,17 @@
 //! another engine goes on with those that have a session segment, by [`Endpoint::resumed`]; the others end with *peer lost*, which their programs
 //! write in place of the engine.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use pushgate_core::journal::Broken;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::bell::{Bell, Ringer};
-use pushgate_driver_shim::segment::{Geometry, Segment, write_header};
+use pushgate_driver_shim::segment::{Segment, write_header};
 
 use super::cluster::Cluster;
+use super::kept::copy;
 use super::memory::{self, allocate};
 use super::node::{Crash, Doing, Order};
 use super::plan::{Carrier, MS, S, US};
@@ -23,46 +24,9 @@ use super::qp::bit;
 use super::set_up::{RECOVERY, local_link};
 use super::violation::{Violation, broken};
 use crate::endpoint::Endpoint;
-use crate::journal::{self, Journal, session_bytes};
+use crate::journal::{self, Journal};
 use crate::memory::{Mapped, Words};
 use crate::session::Status;
-
-/// What outlives an engine of one end, beside the end's rings and regions.
-pub(super) struct Kept {
-    pub(super) session: Mapped,
-    /// Logarithm to base 2 of the ring of posted receives, if there is one.
-    receives: Option<u32>,
-    peer_link: Mapped,
-    peer_geometry: Geometry,
-    window: Mapped,
-    bell: Option<OwnedFd>,
-    peer_bell: Option<OwnedFd>,
-}
-
-fn copy(fd: BorrowedFd<'_>) -> OwnedFd {
-    fd.try_clone_to_owned().expect("a descriptor")
-}
-
-impl Kept {
-    pub(super) fn new(
-        receives: Option<u32>,
-        peer_link: &Mapped,
-        peer_geometry: Geometry,
-        window: &Mapped,
-        bell: &Option<Bell>,
-        peer_bell: &Option<Ringer>,
-    ) -> Self {
-        Kept {
-            session: Mapped::heap(session_bytes(receives)),
-            receives,
-            peer_link: peer_link.clone(),
-            peer_geometry,
-            window: window.clone(),
-            bell: bell.as_ref().map(|bell| copy(bell.handle())),
-            peer_bell: peer_bell.as_ref().map(|bell| copy(bell.as_fd())),
-        }
-    }
-}
 
 impl Cluster<'_> {
     /// Whether the engine of an end of this queue pair may be replaced.

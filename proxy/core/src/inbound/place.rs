@@ -4,7 +4,8 @@ use pushgate_abi::abi;
 use pushgate_abi::record::{Opcode, Record};
 
 use super::{
-    Action, Copying, Destination, Fault, Finish, Held, Inbound, Landed, Payload, Site, Stretch, device, peer,
+    Action, Copying, Destination, Fault, Finish, Held, Inbound, Landed, Payload, Site, Stretch, device,
+    in_buffer, peer,
 };
 use crate::landing::NoRoom;
 use crate::refusal::{Lengths, Refusal};
@@ -225,9 +226,4 @@ impl Inbound {
         self.copying.push_back(Copying { record: *r, sequence, landed, queues });
         Ok(Action::Copy { from, to, stage })
     }
-}
-
-/// The receive record of a SEND whose payload is in the buffer of posted receive `number`.
-pub(super) fn in_buffer(r: &Record, number: u64) -> Record {
-    Record { flags: Record::BUFFER, place: number as u32, place_offset: 0, ..*r }
 }

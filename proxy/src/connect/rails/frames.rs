@@ -9,8 +9,8 @@ use std::collections::VecDeque;
 use pushgate_core::recovery::Control;
 
 use crate::connect::{self, Incarnation};
-use crate::endpoint::{Mailbox, SendFrame};
 use crate::frame::Frame;
+use crate::mailbox::{Mailbox, SendFrame};
 use crate::rails::Beside;
 
 /// Where the frames about rails go, and where they come from.

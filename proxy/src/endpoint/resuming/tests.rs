@@ -13,9 +13,10 @@ use pushgate_driver_shim::window::Window;
 
 use crate::connect::{Connect, Incarnation, Patience};
 use crate::crash;
-use crate::endpoint::{Endpoint, Mailbox, QpOptions, SendFrame};
+use crate::endpoint::{Endpoint, QpOptions};
 use crate::journal::session_bytes;
 use crate::link::local::{LocalLink, Processes};
+use crate::mailbox::{Mailbox, SendFrame};
 use crate::memory::{Mapped, Words};
 use crate::producer::Producer;
 use crate::region::RegionMemory;

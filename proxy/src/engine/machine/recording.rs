@@ -1,7 +1,7 @@
 //! A machine's part of the flight recorder: when it looks at its queue pairs, and what it logs of those that stall.
 
-use super::Machine;
 use crate::endpoint::Endpoint;
+use crate::engine::command::QpId;
 use crate::recorder::report::{Process, stalled};
 use crate::recorder::{QueuePair, Recorder, Stall};
 use pushgate_driver_shim::limited;
@@ -28,70 +28,51 @@ pub(super) struct Recording {
     at: usize,
 }
 
-impl Machine {
-    /// The machine writes this recorder, and logs each queue pair that stalls.
-    pub(crate) fn with_recorder(mut self, recorder: Option<Recorder>, stall: Stall) -> Self {
-        self.recording =
-            recorder.map(|recorder| Recording { recorder, stall, next: 0, last: 0, away: 0, at: 0 });
-        self
+impl Recording {
+    /// Writes this recorder, and logs each queue pair that stalls.
+    pub(super) fn new(recorder: Recorder, stall: Stall) -> Self {
+        Recording { recorder, stall, next: 0, last: 0, away: 0, at: 0 }
     }
 
     /// This thread alone drives the machine.
-    pub(crate) fn driven_by(&self, thread: u32) {
-        if let Some(recording) = &self.recording {
-            recording.recorder.driven_by(thread);
-        }
+    pub(super) fn driven_by(&self, thread: u32) {
+        self.recorder.driven_by(thread);
     }
 
-    /// Records what some of the queue pairs did, if it is time to.
+    /// Whether it is time to record some of the queue pairs.
     #[inline]
-    pub(super) fn record(&mut self) {
-        if self.recording.as_ref().is_some_and(|recording| self.now >= recording.next) {
-            self.record_some();
+    pub(super) fn is_due(&self, now: u64) -> bool {
+        now >= self.next
+    }
+
+    /// Records what some of the queue pairs did. `sleeps`: how often the engine has slept.
+    #[inline(never)]
+    pub(super) fn record_some(&mut self, now: u64, sleeps: u64, endpoints: &mut [(QpId, Box<Endpoint>)]) {
+        let gap = now - self.last;
+        self.away += if gap > AWAY { gap } else { 0 };
+        (self.last, self.next) = (now, now + EVERY);
+        self.recorder.beat(now, sleeps);
+        let (n, mut stalled) = (endpoints.len(), Vec::new());
+        for i in 0..n.min(SOME) {
+            stalled.extend(self.look(&mut endpoints[(self.at + i) % n].1));
         }
+        self.at = (self.at + SOME) % n.max(1);
+        self.say(now, stalled);
     }
 
     /// Records what the queue pairs did since they were looked at: the engine may sleep for long.
-    #[inline]
-    pub(super) fn record_before_sleep(&mut self) {
-        if std::mem::take(&mut self.unrecorded) {
-            self.record_worked();
-        }
-    }
-
     #[inline(never)]
-    fn record_some(&mut self) {
-        let (now, n) = (self.now, self.endpoints.len());
-        let Some(recording) = &mut self.recording else { return };
-        let gap = now - recording.last;
-        recording.away += if gap > AWAY { gap } else { 0 };
-        (recording.last, recording.next) = (now, now + EVERY);
-        recording.recorder.beat(now, self.sleeps);
-        let mut stalled = Vec::new();
-        for i in 0..n.min(SOME) {
-            stalled.extend(recording.look(&mut self.endpoints[(recording.at + i) % n].1));
-        }
-        recording.at = (recording.at + SOME) % n.max(1);
-        recording.say(now, stalled);
-    }
-
-    #[inline(never)]
-    fn record_worked(&mut self) {
-        let Some(recording) = &self.recording else { return };
-        let worked = self.endpoints.iter_mut().filter(|(_, endpoint)| endpoint.has_worked());
-        let stalled = worked.filter_map(|(_, endpoint)| recording.look(endpoint)).collect();
-        recording.say(self.now, stalled);
+    pub(super) fn record_worked(&self, now: u64, endpoints: &mut [(QpId, Box<Endpoint>)]) {
+        let worked = endpoints.iter_mut().filter(|(_, endpoint)| endpoint.has_worked());
+        let stalled = worked.filter_map(|(_, endpoint)| self.look(endpoint)).collect();
+        self.say(now, stalled);
     }
 
     /// The engine has ended: says so to readers.
-    pub(super) fn end_recording(&self) {
-        if let Some(recording) = &self.recording {
-            recording.recorder.end();
-        }
+    pub(super) fn end(&self) {
+        self.recorder.end();
     }
-}
 
-impl Recording {
     /// Records what a queue pair did. Returns what a reader sees of it if it stalls and that was not said yet.
     fn look(&self, endpoint: &mut Endpoint) -> Option<QueuePair> {
         endpoint.record(self.away, self.stall).then(|| endpoint.recorded()).flatten()

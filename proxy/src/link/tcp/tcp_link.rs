@@ -17,7 +17,6 @@ use pushgate_driver_shim::limited;
 use pushgate_driver_shim::record::{Record, RecordWords};
 use pushgate_driver_shim::segment::Geometry;
 
-use self::renewing::Next;
 use super::inbox::Inbox;
 use super::incoming::Incoming;
 use super::meeting::Meeting;
@@ -73,6 +72,20 @@ pub(super) struct Terms {
     pub(super) beat: u64,
     /// The most payload of a frame, bytes.
     pub(super) part: usize,
+}
+
+/// How far the next link is.
+#[derive(Default)]
+enum Next {
+    /// The present link is live, or was not stopped yet.
+    #[default]
+    Nothing,
+    /// The peer was told where this end is met.
+    Offered,
+    /// The streams are on their way.
+    Meeting,
+    /// The streams are there.
+    Met(Box<dyn Wire>),
 }
 
 /// How far the link is on its way to its end.

@@ -5,30 +5,13 @@ use pushgate_rdma_core_sys as sys;
 
 use super::objects::Rc;
 use super::path::UnderWay;
+use super::sge::{Remote, Sge};
 
 /// After this number of bytes a completion is asked for, so that one tells soon whether the peer's device answers.
 const BYTES: u64 = 1 << 20;
 
 /// Work requests chained into one post, at most.
 pub(super) const CHAIN: usize = 2 * 64;
-
-/// An address at the peer, with its key.
-#[derive(Clone, Copy)]
-pub(super) struct Remote {
-    pub(super) address: u64,
-    pub(super) key: u32,
-}
-
-/// A scatter/gather element: a stretch of this end's registered memory.
-#[derive(Clone, Copy)]
-pub(super) struct Sge {
-    pub(super) address: u64,
-    pub(super) bytes: u32,
-    pub(super) key: u32,
-    /// Whether libibverbs may read it as it posts, and send it inline. Only a link's own host memory may be read so: a window or a region
-    /// may be a GPU's, at whose addresses the CPU finds nothing, or a device's, whose bytes only the device's own read orders.
-    pub(super) own: bool,
-}
 
 /// How a link learns that the peer's device has what was written, where the completion of a WRITE says only that the bytes
 /// have left this end: a READ after the WRITEs completes once they are there.

@@ -49,28 +49,6 @@ const PRIVATE: usize = 24;
 /// Private data with a rejection: not one of the requests that this end waits for.
 const STRANGER: [u8; 9] = *b"pgcm\0\0\0\x01s";
 
-/// Whether queue pairs over RDMA come up through rdma_cm.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RdmaCm {
-    /// Where the device needs it, as iWARP devices do.
-    Auto,
-    /// Always. Both ends must say so.
-    On,
-    /// Never.
-    Off,
-}
-
-impl RdmaCm {
-    /// Whether queue pairs come up through rdma_cm on a device that needs it, or does not.
-    pub(super) fn decide(self, needed: bool) -> bool {
-        match self {
-            RdmaCm::Auto => needed,
-            RdmaCm::On => true,
-            RdmaCm::Off => false,
-        }
-    }
-}
-
 /// Where an end listens, and the number that a request to it must show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct CmOffer {
@@ -699,6 +677,7 @@ fn mark(a: &mut sys::ibv_qp_attr, config: &Config) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::config::RdmaCm;
     use super::*;
 
     #[test]

@@ -5,8 +5,7 @@ use std::time::Instant;
 
 use pushgate_driver_shim::segment::Geometry;
 
-use super::cm::RdmaCm;
-use super::config::Config;
+use super::config::{Config, RdmaCm};
 use super::device::Device;
 use super::mock::allocate;
 use super::setup::{VerbsOpening, VerbsPrepared};

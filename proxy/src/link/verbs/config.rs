@@ -1,9 +1,11 @@
 //! How a queue pair is brought up: what its user may choose, and which of its port's addresses that choice takes.
 
+use std::sync::Arc;
+
 use super::VerbsError;
-use super::cm::RdmaCm;
 use super::device::Device;
 use super::gid::{Family, GidEntry, MOST_TOLD, OwnAddress, ranked};
+use super::objects::SharedDomain;
 
 /// Whether a record may follow its payload at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +17,28 @@ pub enum WriteOrder {
     Assume,
     /// A record that no receive completion announces is posted when its payload's WRITE has completed.
     Wait,
+}
+
+/// Whether queue pairs over RDMA come up through rdma_cm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RdmaCm {
+    /// Where the device needs it, as iWARP devices do.
+    Auto,
+    /// Always. Both ends must say so.
+    On,
+    /// Never.
+    Off,
+}
+
+impl RdmaCm {
+    /// Whether queue pairs come up through rdma_cm on a device that needs it, or does not.
+    pub(super) fn decide(self, needed: bool) -> bool {
+        match self {
+            RdmaCm::Auto => needed,
+            RdmaCm::On => true,
+            RdmaCm::Off => false,
+        }
+    }
 }
 
 /// How a queue pair is brought up. `None` means: choose.
@@ -53,6 +77,9 @@ pub struct Config {
     /// The peer's RDMA device may write this end's regions. Without, messages only go out
     /// of them, and the peer is not told of any.
     pub regions_written: bool,
+    /// The protection domain that the queue pair shares with others. Only for peers that may reach what this process registers for
+    /// each of them. `None`: a domain of its own (P8).
+    pub domain: Option<Arc<SharedDomain>>,
     /// A path over which the peer's device answers nothing is found within this time, nanoseconds, where the link is replaced
     /// when it breaks, or is one of several; 0: by the device's own retries alone.
     pub path_timeout: u64,
@@ -82,6 +109,7 @@ impl Default for Config {
             events: false,
             posted_receives: false,
             regions_written: true,
+            domain: None,
             path_timeout: 1_000_000_000,
             rail: false,
             cm: RdmaCm::Auto,

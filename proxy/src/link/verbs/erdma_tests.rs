@@ -10,8 +10,7 @@ use std::ptr::null_mut;
 use pushgate_driver_shim::record::{Opcode, Record};
 use pushgate_rdma_core_sys::*;
 
-use super::cm::RdmaCm;
-use super::config::{Config, WriteOrder};
+use super::config::{Config, RdmaCm, WriteOrder};
 use super::kinds::{Kind, Protocol};
 use super::setup::VerbsOpening;
 use super::simulated::{self, Sim};

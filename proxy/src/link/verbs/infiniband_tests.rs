@@ -1,7 +1,6 @@
 //! Queue pairs over an InfiniBand port without a network interface (IPoIB): its GID is no IP address.
 
-use super::cm::RdmaCm;
-use super::config::Config;
+use super::config::{Config, RdmaCm};
 use super::simulated::Sim;
 use super::simulated_tests::any_order_on;
 

@@ -58,6 +58,7 @@ mod objects;
 mod offer;
 #[cfg(test)]
 mod offer_tests;
+mod once;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod path;
 #[cfg(test)]
@@ -70,6 +71,7 @@ mod rails_tests;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod sending;
 mod setup;
+mod sge;
 #[cfg(any(test, feature = "sim"))]
 #[cfg_attr(not(test), allow(dead_code, reason = "the simulator needs a part of it"))]
 pub(crate) mod simulated;
@@ -81,12 +83,11 @@ mod states;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod verbs_link;
 
-pub use cm::RdmaCm;
-pub use config::{Config, WriteOrder};
+pub use config::{Config, RdmaCm, WriteOrder};
 pub use device::{Device, PortState};
 pub use error::VerbsError;
 pub use flush::{Flusher, Word};
-pub use objects::Allocate;
+pub use objects::{Allocate, SharedDomain};
 pub use offer::{Offer, Places, WIRE};
 pub use setup::{VerbsAway, VerbsOpening, VerbsPrepared};
 pub use verbs_link::VerbsLink;

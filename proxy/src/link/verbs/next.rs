@@ -1,8 +1,8 @@
 //! What takes long of the next link over RDMA: the old link's objects go, new ones are made, and the queue pair gets ready to
 //! receive. All of it happens beside the engine, for each step is one or more calls of the kernel.
 //!
-//! A link has a protection domain of its own, so no key of an earlier link is good for anything. The memory stays where it is,
-//! for devices have it mapped; it is registered again.
+//! The memory stays where it is, for devices have it mapped; it is registered again, so no key of an earlier link is good for
+//! anything. (Where queue pairs share a protection domain, another queue pair may keep a region registered.)
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -55,8 +55,13 @@ impl Region {
         }
     }
 
-    /// Registers it; `None` for memory that no RDMA device reaches. `written`: the peer's device may write there.
-    pub(super) fn register(&self, pd: &Arc<Pd>, written: bool) -> Registration {
+    /// The registration of it, that of another queue pair where the domain is shared; `None` for memory that no RDMA device
+    /// reaches. `written`: the peer's device may write there.
+    pub(super) fn register_once(&self, pd: &Arc<Pd>, written: bool) -> Registration {
+        pd.once((self.place(), self.bytes, written), || self.register(pd, written))
+    }
+
+    fn register(&self, pd: &Arc<Pd>, written: bool) -> Result<Option<Mr>, VerbsError> {
         let access = if written { REMOTE_WRITE } else { SEND_ONLY };
         let bytes = self.bytes as usize;
         match &self.memory {
@@ -80,8 +85,8 @@ impl Region {
     }
 }
 
-/// What came of registering a region; `None`: no RDMA device reaches its memory.
-pub(super) type Registration = Result<Option<Mr>, VerbsError>;
+/// What came of registering a region for a link; `None`: no RDMA device reaches its memory.
+pub(super) type Registration = Result<Option<Arc<Mr>>, VerbsError>;
 
 /// The registrations of a link's own memory.
 pub(super) struct Registered {
@@ -96,7 +101,7 @@ pub(super) struct Objects {
     pub(super) rc: Option<Rc>,
     pub(super) _connection: Option<Connection>,
     pub(super) _registered: Option<Registered>,
-    pub(super) regions: BTreeMap<u32, Mr>,
+    pub(super) regions: BTreeMap<u32, Arc<Mr>>,
 }
 
 /// The memory of an end, which outlives its links.
@@ -116,7 +121,7 @@ pub(super) struct Made {
     pub(super) rc: Rc,
     pub(super) connection: Option<Connection>,
     pub(super) registered: Registered,
-    pub(super) regions: BTreeMap<u32, Mr>,
+    pub(super) regions: BTreeMap<u32, Arc<Mr>>,
     pub(super) sources: Vec<OwnAddress>,
     /// The one that packets carry.
     pub(super) gid: GidEntry,
@@ -193,8 +198,8 @@ impl Begin {
             regions,
             cancelled,
         } = self;
-        // First: nothing of an earlier link may touch the memory once the peer hears of this one. What is registered for a queue
-        // pair's domain no other one reaches, and taking that back lasts longer the more it is.
+        // First: nothing of an earlier link may touch the memory once the peer hears of this one. What stays registered the
+        // link's peer does not reach without a queue pair, and taking registrations back lasts longer the more they are.
         old.iter_mut().for_each(|objects| objects.rc = None);
         clear(&inbox.0, &inbox.1);
         cleared.store(true, Ordering::Release);
@@ -208,7 +213,7 @@ impl Begin {
                 break;
             }
             if !made.regions.contains_key(&region.key)
-                && let Some(mr) = region.register(&made.rc.pd, kept.regions_written)?
+                && let Some(mr) = region.register_once(&made.rc.pd, kept.regions_written)?
             {
                 made.regions.insert(region.key, mr);
             }

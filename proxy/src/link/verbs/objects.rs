@@ -2,30 +2,38 @@
 //! from, so that they go in the order that the library wants. In a child of `fork` they
 //! are not destroyed: the kernel's objects are the parent's.
 
+use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_rdma_core_sys as sys;
 
 use super::VerbsError;
-use super::chain::Remote;
 use super::device::{Device, PortState};
 use super::kinds::failure;
+use super::once::Once;
+use super::sge::Remote;
 
 fn failed(what: &str, remedy: &str) -> VerbsError {
     let error = std::io::Error::last_os_error();
     VerbsError::Call { what: what.into(), error, remedy: remedy.into() }
 }
 
-/// A protection domain: what is registered in one can't be reached through a
-/// queue pair of another. Each of our queue pairs has its own (P8).
+/// A protection domain: what is registered in one can't be reached through a queue pair of another. Each queue pair has its own
+/// (P8), unless its configuration has it share one.
 pub(super) struct Pd {
     pub(super) device: Arc<Device>,
     pub(super) raw: NonNull<sys::ibv_pd>,
+    /// Of a domain that queue pairs share: what several of them register.
+    shared: Option<Once<Place, Mr>>,
 }
+
+/// What a region is, for all queue pairs of a process: address as the device names it with the flags of the region's entry, bytes,
+/// whether peers may write it. The program keeps the memory there until every queue pair has removed the region.
+pub(super) type Place = ((u64, u64), u64, bool);
 
 // SAFETY: libibverbs' calls on its objects are thread-safe (rdma-core, "Thread
 // Safe" of verbs(7)); nothing here is tied to the thread that made it.
@@ -34,11 +42,29 @@ unsafe impl Send for Pd {}
 unsafe impl Sync for Pd {}
 
 impl Pd {
+    /// A domain for one queue pair.
     pub(super) fn new(device: &Arc<Device>) -> Result<Arc<Self>, VerbsError> {
+        Self::made(device, None)
+    }
+
+    fn made(device: &Arc<Device>, shared: Option<Once<Place, Mr>>) -> Result<Arc<Self>, VerbsError> {
         // SAFETY: the context is open as long as `device` lives.
         let raw = unsafe { device.verbs.ibv_alloc_pd(device.raw()) };
         let raw = NonNull::new(raw).ok_or_else(|| failed("a protection domain", ""))?;
-        Ok(Arc::new(Pd { device: device.clone(), raw }))
+        Ok(Arc::new(Pd { device: device.clone(), raw, shared }))
+    }
+
+    /// The registration of what lies at `place`: that of another queue pair of a shared domain, if one has it, or else what
+    /// `register` makes. Waits while another thread registers the same memory.
+    pub(super) fn once(
+        &self,
+        place: Place,
+        register: impl FnOnce() -> Result<Option<Mr>, VerbsError>,
+    ) -> Result<Option<Arc<Mr>>, VerbsError> {
+        match &self.shared {
+            Some(shared) => shared.get(place, register),
+            None => Ok(register()?.map(Arc::new)),
+        }
     }
 }
 
@@ -47,9 +73,33 @@ impl Drop for Pd {
         if !self.device.owner.is_here() {
             return;
         }
-        // SAFETY: made in `new`, and nothing refers to it any more: regions and
+        // SAFETY: made in `made`, and nothing refers to it any more: regions and
         // queue pairs hold this.
         unsafe { self.device.verbs.ibv_dealloc_pd(self.raw.as_ptr()) };
+    }
+}
+
+/// A protection domain for the queue pairs of a process on one device: memory that several of them register is pinned once, counts
+/// once as locked, and is once in the device's tables. Made when the first queue pair needs it, and again after the device was
+/// opened again.
+#[derive(Default)]
+pub struct SharedDomain(Mutex<Weak<Pd>>);
+
+impl fmt::Debug for SharedDomain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SharedDomain")
+    }
+}
+
+impl SharedDomain {
+    pub(super) fn on(&self, device: &Arc<Device>) -> Result<Arc<Pd>, VerbsError> {
+        let mut there = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pd) = there.upgrade().filter(|pd| Arc::ptr_eq(&pd.device, device)) {
+            return Ok(pd);
+        }
+        let pd = Pd::made(device, Some(Once::default()))?;
+        *there = Arc::downgrade(&pd);
+        Ok(pd)
     }
 }
 
@@ -66,6 +116,8 @@ pub(super) struct Mr {
 
 // SAFETY: as for `Pd`.
 unsafe impl Send for Mr {}
+// SAFETY: as for `Pd`; nothing of it changes after it was made.
+unsafe impl Sync for Mr {}
 
 /// Remote writes need local ones.
 pub(super) const REMOTE_WRITE: u32 =

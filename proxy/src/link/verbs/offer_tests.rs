@@ -24,7 +24,7 @@ use super::setup::VerbsOpening;
 use super::simulated::Sim;
 use super::simulated_tests::{End, GEOMETRY, memory};
 use crate::connect::{Fds, Frame, Incarnation, Opening, Prepared, RailsOpening};
-use crate::endpoint::{Mailbox, SendFrame};
+use crate::mailbox::{Mailbox, SendFrame};
 
 /// A text of JSON after its length.
 fn part(text: &[u8]) -> Vec<u8> {

@@ -6,8 +6,7 @@ use std::time::Instant;
 use pushgate_driver_shim::record::{Opcode, Record};
 use pushgate_tests::hang;
 
-use super::cm::RdmaCm;
-use super::config::Config;
+use super::config::{Config, RdmaCm};
 use super::simulated::Sim;
 use super::simulated_tests::{End, pair, pair_between, recovering};
 

@@ -14,8 +14,8 @@ use super::simulated::Sim;
 use super::simulated_tests::{End, GEOMETRY, Random, STRIPES, check_signal, ends, memory, words};
 use crate::connect::of_rail;
 use crate::connect::{Incarnation, Met, Opening, Prepared, RailFrames, RailsOpening};
-use crate::endpoint::{Mailbox, SendFrame};
 use crate::link::Link;
+use crate::mailbox::{Mailbox, SendFrame};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 

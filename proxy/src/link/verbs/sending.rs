@@ -8,8 +8,8 @@ use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_driver_shim::window::Window;
 
 use super::VerbsError;
-use super::chain::Sge;
 use super::objects::{Allocate, Mr, Pd, SEND_ONLY};
+use super::sge::Sge;
 
 /// A copy of the window in ordinary memory, as long as it.
 struct Shadow {

@@ -131,7 +131,7 @@ impl OwnEnd {
         send <= l.queue && receives <= l.queue && send + receives <= l.cq
     }
 
-    /// Makes a queue pair in a protection domain of its own.
+    /// Makes a queue pair, in a protection domain of its own unless the configuration shares one.
     pub(super) fn queue_pair(&self, device: &Arc<Device>) -> Result<Rc, VerbsError> {
         let (send, receives) = self.queues(device.kind);
         if !self.fits(device) {
@@ -139,7 +139,8 @@ impl OwnEnd {
             return Err(VerbsError::Queues { device: device.name().into(), receives, queue, cq });
         }
         let device = &device.for_queue_pair()?;
-        let pd = Pd::new(device)?;
+        let shared = self.config.domain.as_ref();
+        let pd = shared.map_or_else(|| Pd::new(device), |domain| domain.on(device))?;
         // A CQ slot for every work request: on an error those complete too that did
         // not ask for it.
         let cq = Cq::new(device, send + receives, self.config.events && self.config.imm)?;

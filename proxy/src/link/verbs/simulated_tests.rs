@@ -10,13 +10,13 @@ use pushgate_driver_shim::record::{Opcode, Record};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_tests::hang;
 
-use super::cm::RdmaCm;
-use super::config::{Config, WriteOrder};
+use super::config::{Config, RdmaCm, WriteOrder};
 use super::setup::VerbsOpening;
 use super::simulated::Sim;
 use crate::connect::{Connect, Event, Fds, Frame, Incarnation, Patience};
-use crate::endpoint::{Endpoint, Mailbox, QpOptions};
+use crate::endpoint::{Endpoint, QpOptions};
 use crate::link::Link;
+use crate::mailbox::Mailbox;
 use crate::producer::{Producer, Received};
 use crate::recorder::Recorder;
 use crate::region::RegionMemory;

@@ -1,8 +1,8 @@
 use pushgate_driver_shim::abi;
 
 use super::*;
+use crate::recorder::about::About;
 use crate::recorder::reader::{Copier, Program};
-use crate::recorder::trace::About;
 use crate::recorder::view::{Errors, Moved, View};
 use crate::session::Status;
 

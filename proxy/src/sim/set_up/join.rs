@@ -22,11 +22,11 @@ use crate::memory::{Mapped, Words};
 use crate::region::RegionMemory;
 use crate::sim::cluster::Cluster;
 use crate::sim::flaky::Flaky;
+use crate::sim::kept::Kept;
 use crate::sim::memory::{self, Guarded, SimulatedProcess, allocate};
 use crate::sim::plan::{Carrier, MS, Posts, S};
 use crate::sim::qp::{Memory, Qp};
 use crate::sim::rails;
-use crate::sim::restart::Kept;
 
 /// Limits of a rail's recovery.
 const PATIENCE: Patience =

@@ -26,7 +26,8 @@ use super::plan::{MS, NEVER, S, SET_UP, US};
 use super::qp::{LINK, bit};
 use super::violation::{Violation, broken};
 use crate::connect::{self, Connect, ConnectError, Event, Fds, Frame, Incarnation};
-use crate::endpoint::{Endpoint, SendFrame};
+use crate::endpoint::Endpoint;
+use crate::mailbox::SendFrame;
 use crate::session::Status;
 
 /// Limits of the replacement of a link over `local`.

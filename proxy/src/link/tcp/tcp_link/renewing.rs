@@ -4,25 +4,10 @@
 use super::super::incoming::Incoming;
 use super::super::meeting::Place;
 use super::super::outgoing::Outgoing;
-use super::super::wire::Wire;
-use super::{Ending, TcpLink};
+use super::{Ending, Next, TcpLink};
 use crate::frame::Frame;
 use crate::link::{Renew, RenewError};
 use pushgate_driver_shim::log::Foreign;
-
-/// How far the next link is.
-#[derive(Default)]
-pub(super) enum Next {
-    /// The present link is live, or was not stopped yet.
-    #[default]
-    Nothing,
-    /// The peer was told where this end is met.
-    Offered,
-    /// The streams are on their way.
-    Meeting,
-    /// The streams are there.
-    Met(Box<dyn Wire>),
-}
 
 impl TcpLink {
     /// Gives the next link up.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::limited;
 
-use super::super::chain::Remote;
+use super::super::sge::Remote;
 use super::super::{LAST_RECEIVE, LAST_SEND};
 use super::VerbsLink;
 use crate::link::Link;

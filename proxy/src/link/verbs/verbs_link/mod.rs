@@ -25,7 +25,7 @@ use pushgate_rdma_core_sys as sys;
 use self::ending::{Ending, LINGER};
 use self::registering::Registrar;
 use self::renew::{Agrees, Next};
-use super::chain::{Chain, Echo, Remote, Sge};
+use super::chain::{Chain, Echo};
 use super::cm::Connection;
 use super::device::Device;
 use super::gid::{GidEntry, OwnAddress};
@@ -38,6 +38,7 @@ use super::offer::Places;
 use super::path::{Found as PathFound, Path};
 use super::sending::Sending;
 use super::setup::{OwnEnd, VerbsAway, VerbsOpening, VerbsPrepared};
+use super::sge::{Remote, Sge};
 use super::{CONTROL_WRS, VerbsError};
 use crate::gate::{Budget, Permit};
 use crate::link::{Arrival, Link, LinkDown, PeerCounts, Renew, Waking};
@@ -56,7 +57,7 @@ struct OwnRegion {
     address: u64,
     lkey: u32,
     /// `None` while the link is replaced.
-    mr: Option<Mr>,
+    mr: Option<Arc<Mr>>,
     /// The last work request of the link that reads it.
     used: u64,
     /// Messages of the session up to the last one out of it.
@@ -67,7 +68,7 @@ struct OwnRegion {
 
 impl OwnRegion {
     /// Not used yet. `mr`: its registration for the present link, if there is a link.
-    fn new(what: Region, mr: Option<Mr>) -> Self {
+    fn new(what: Region, mr: Option<Arc<Mr>>) -> Self {
         let (address, lkey) = (what.place().0, mr.as_ref().map_or(0, |mr| mr.lkey));
         OwnRegion { what, address, lkey, mr, used: 0, last: 0, before: 0 }
     }

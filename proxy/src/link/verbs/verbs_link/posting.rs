@@ -6,9 +6,9 @@ use pushgate_driver_shim::abi;
 use pushgate_driver_shim::limited;
 use pushgate_driver_shim::record::{Opcode, Record, RecordWords, lap_of};
 
-use super::super::chain::{Remote, Sge};
 use super::super::inbox::{LINE_WORDS, NOTIFY, PLACED_FLAG, REGION_WORDS, SHORT_FLAG};
 use super::super::line::{Due, Written};
+use super::super::sge::{Remote, Sge};
 use super::super::slot::{self, SHORT, SLOT_BYTES, SLOT_WORDS, slot_bytes};
 use super::super::{CONTROL_WRS, NOTIFIES};
 use super::{Held, VerbsLink};

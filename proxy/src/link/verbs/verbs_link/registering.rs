@@ -4,6 +4,7 @@
 //! One region of a link is registered at a time. Until that is done messages out of it wait, and the program has no key of it.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::mpsc::TryRecvError;
 
 use pushgate_driver_shim::limited;
@@ -82,12 +83,12 @@ impl VerbsLink {
             let Some(what) = self.registrar.waiting.pop_front() else { return };
             let written = self.kept.regions_written;
             if what.bytes <= QUICK {
-                let registration = what.register(&pd, written);
+                let registration = what.register_once(&pd, written);
                 self.registered(what, registration);
                 continue;
             }
             let task = what.clone();
-            match beside(&self.device, "a region", move || task.register(&pd, written)) {
+            match beside(&self.device, "a region", move || task.register_once(&pd, written)) {
                 Ok(answer) => self.registrar.under_way = Some((what, answer)),
                 Err(e) => self.registered(what, Err(VerbsError::Library(e.to_string()))),
             }
@@ -135,7 +136,7 @@ impl VerbsLink {
     }
 
     /// Forgets a region, and tells the peer. Returns the registrations for the present link and the next one.
-    pub(super) fn remove(&mut self, key: u32) -> [Option<Mr>; 2] {
+    pub(super) fn remove(&mut self, key: u32) -> [Option<Arc<Mr>>; 2] {
         self.registrar.waiting.retain(|what| what.key != key);
         let Some(region) = self.regions.remove(&key) else { return [None, None] };
         self.publish(key, [0; REGION_WORDS]);
@@ -293,5 +294,41 @@ mod tests {
         until(|| !a.region_in_use(1, 0));
         a.remove_region(1);
         assert!(a.registers(2) && a.ends_registering());
+    }
+
+    /// How often the device did this since the last look, of memory of this size if one is named.
+    fn did(what: &str, bytes: Option<u64>) -> usize {
+        let is = |(name, with): &(&str, Vec<u64>)| *name == what && bytes.is_none_or(|n| with.contains(&n));
+        mock::take().iter().filter(|call| is(call)).count()
+    }
+
+    #[test]
+    fn queue_pairs_that_share_a_domain_register_a_region_once() {
+        const BYTES: u64 = 12_345;
+        for (domain, domains, times) in [(Some(Arc::default()), 1, 1), (None, 4, 2)] {
+            let mock = Mock::new(0);
+            mock::take();
+            let config = Config { domain, ..Config::default() };
+            let [mut a, _a] = pair(&mock, &config);
+            let [mut b, _b] = pair(&mock, &config);
+            assert_eq!(did("alloc_pd", None), domains);
+            let memory = RegionMemory::Host { address: 0x1000, keep: None };
+            a.add_region(1, &memory, BYTES);
+            b.add_region(7, &memory, BYTES);
+            assert_eq!(did("reg_mr", Some(BYTES)), times);
+            assert!(a.registers(1) && b.registers(7));
+            // Other memory has a registration of its own.
+            b.add_region(8, &RegionMemory::Host { address: 0x2000, keep: None }, BYTES);
+            assert_eq!(did("reg_mr", Some(BYTES)), 1);
+
+            a.remove_region(1);
+            assert_eq!(did("dereg_mr", None), times - 1, "another queue pair has it");
+            b.remove_region(7);
+            assert_eq!(did("dereg_mr", None), 1);
+            a.add_region(2, &memory, BYTES);
+            assert_eq!(did("reg_mr", Some(BYTES)), 1, "the memory may be another one at the same address");
+            drop((a, b, _a, _b));
+            assert_eq!(did("dealloc_pd", None), domains);
+        }
     }
 }

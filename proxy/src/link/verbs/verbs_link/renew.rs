@@ -84,7 +84,7 @@ impl VerbsLink {
     }
 
     /// The next link's registration of a region, which is to be taken back.
-    pub(super) fn forget_region(&mut self, key: u32) -> Option<Mr> {
+    pub(super) fn forget_region(&mut self, key: u32) -> Option<Arc<Mr>> {
         match &mut self.next {
             Next::Offered(made) | Next::Prepared(made, _) => made.regions.remove(&key),
             _ => None,

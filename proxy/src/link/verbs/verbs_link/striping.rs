@@ -11,7 +11,7 @@ use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Record, RecordWords, lap_of};
 
 use super::super::CONTROL_WRS;
-use super::super::chain::{Remote, Sge};
+use super::super::sge::{Remote, Sge};
 use super::super::slot::{self, SLOT_WORDS, STRIPE_BYTES, slot_bytes};
 use super::{Held, VerbsLink};
 use crate::gate::Permit;
