@@ -356,7 +356,7 @@ impl Comm {
         Ok(all.into_iter().map(|bytes| bytes.expect("received above")).collect())
     }
 
-    /// Waits until every rank has called it. A collective; after *timed out* it may be called
+    /// Waits until every rank has called `barrier`. A collective; after *timed out* it may be called
     /// again.
     pub fn barrier(&self) -> Result<()> {
         self.all_gather(&[]).map(|_| ())

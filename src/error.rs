@@ -19,7 +19,7 @@ pub use pushgate_proxy::status::status_name;
 
 use crate::origin::Origin;
 
-/// The result of most calls here.
+/// The result of most calls of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a call failed. Each error, printed by `Display`, names the thing, the value and the remedy.
@@ -31,7 +31,7 @@ pub enum Error {
     Config {
         /// The setting's name, as a flag or argument.
         name: String,
-        /// Its value.
+        /// The value of the setting or argument.
         value: String,
         /// Where the value comes from.
         origin: Origin,

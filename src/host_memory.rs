@@ -29,12 +29,12 @@ impl HostMemory {
         self.registration.device_addr()
     }
 
-    /// The first byte.
+    /// A pointer to the first byte.
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.at
     }
 
-    /// Its length in bytes.
+    /// The memory's length in bytes.
     pub fn len(&self) -> usize {
         self.registration.len()
     }

@@ -33,9 +33,9 @@ pub use self::parse::{parse_size, parse_time};
 pub use crate::origin::Origin;
 /// Memory in 2 MiB pages or not.
 pub use pushgate_driver_shim::memory::HugePages;
-/// Which device runs the kernels.
+/// The kind of device that runs the kernels.
 pub use pushgate_gpu_kernels::DeviceChoice;
-/// Which cores a copier uses.
+/// The cores that a copier uses.
 pub use pushgate_gpu_kernels::copier::CopierCpus;
 /// Whether an RDMA record may follow its payload at once.
 pub use pushgate_proxy::link::verbs::{RdmaCm, WriteOrder};
@@ -91,22 +91,22 @@ impl Key {
         PluginSettings::keys().find(|key| key.name == name)
     }
 
-    /// Whether the NCCL plugin alone has it ([`PluginSettings`]).
+    /// Whether the NCCL plugin alone has the setting ([`PluginSettings`]).
     pub fn is_plugins(&self) -> bool {
         self.group == Group::Nccl
     }
 
-    /// Its name as a flag, without the dashes.
+    /// The setting's name as a flag, without the dashes.
     pub fn flag(&self) -> String {
         self.name.replace('_', "-")
     }
 
-    /// Its name as an environment variable.
+    /// The setting's name as an environment variable.
     pub fn variable(&self) -> String {
         format!("PUSHGATE_{}", self.name.to_uppercase())
     }
 
-    /// Whether it is true or false. The flag may then stand alone for true, and takes a value only with `=`.
+    /// Whether the setting is true or false. The flag may then stand alone for true, and takes a value only with `=`.
     pub fn is_switch(&self) -> bool {
         self.kind == "bool"
     }
@@ -131,7 +131,7 @@ macro_rules! settings {
         #[non_exhaustive]
         pub struct $settings {
             $(
-                /// Those of every program.
+                /// The settings of every program.
                 pub $base: $all,
             )?
             $($(#[doc = $doc])+ pub $name: $type,)+
@@ -190,17 +190,17 @@ macro_rules! settings {
                 Ok(())
             }
 
-            /// Sets one by its name, with `-` or `_` alike. An unknown name and a value that is not allowed are refused.
+            /// Sets a setting by its name, with `-` or `_` alike. An unknown name and a value that is not allowed are refused.
             pub fn set(&mut self, name: &str, value: &str) -> Result<()> {
                 self.set_named(name, value, Origin::Program)
             }
 
-            /// Sets one that something else says in its own way, as another program's variable, which errors then name.
+            /// Sets a setting that something else says in its own way, as another program's variable, which errors then name.
             pub fn set_from(&mut self, name: &str, value: &str, origin: Origin) -> Result<()> {
                 self.set_named(name, value, origin)
             }
 
-            /// Sets one that a flag of the command line gives. `name` is the flag's, without the dashes.
+            /// Sets a setting that a flag of the command line gives. `name` is the flag's, without the dashes.
             pub fn set_flag(&mut self, name: &str, value: &str) -> Result<()> {
                 let flag = Key::of(name).map_or_else(|| name.to_owned(), Key::flag);
                 self.set_named(name, value, Origin::Flag(format!("--{flag}")))

@@ -27,7 +27,7 @@ impl Shared {
         self.registration.device_addr()
     }
 
-    /// Its length in bytes.
+    /// The memory's length in bytes.
     pub fn len(&self) -> usize {
         self.memory.len()
     }

@@ -273,7 +273,7 @@ pub unsafe extern "C" fn pushgate_comm_all_gather(
     })
 }
 
-/// Waits until every rank has called it. A collective; after PUSHGATE_E_TIMED_OUT it may be called again.
+/// Waits until every rank has called pushgate_comm_barrier. A collective; after PUSHGATE_E_TIMED_OUT it may be called again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pushgate_comm_barrier(comm: *const pushgate_comm) -> c_int {
     call(|| Ok(table::get::<CommObject>(comm)?.comm.barrier()?))

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
-use pushgate_tests::built::{pushgate, root};
+use pushgate_tests::built::{forget_package, pushgate, root};
 use pushgate_tests::skip;
 
 /// A folder of this test for `name`, empty.
@@ -27,11 +27,7 @@ fn prefix() -> &'static Path {
         let mut cargo = Command::new(env!("CARGO"));
         cargo.current_dir(root()).args(["run", "--quiet", "--package", "xtask", "--", "install", "--prefix"]);
         cargo.arg(&prefix);
-        // What the outer cargo says about this package would have others compiled anew.
-        let of_a_package = |name: &str| name.starts_with("CARGO_MANIFEST_") || name.starts_with("CARGO_PKG_");
-        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(of_a_package)) {
-            cargo.env_remove(name);
-        }
+        forget_package(&mut cargo);
         run(&mut cargo);
         prefix
     })

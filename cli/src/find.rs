@@ -22,7 +22,7 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, openat};
 /// The most bytes of one process's recorders that are read: 16,000 queue pairs.
 const MOST: u64 = 64 << 20;
 
-/// What a process shows.
+/// A process with what it shows of engines and jobs.
 pub struct Found {
     pub process: Process,
     /// The jobs that it is one of.
@@ -41,7 +41,7 @@ pub fn all() -> io::Result<Vec<Found>> {
     Ok(found)
 }
 
-/// What one process shows.
+/// Reads what one process shows.
 pub fn one(pid: u32) -> io::Result<Found> {
     let proc = PathBuf::from(format!("/proc/{pid}"));
     let own = own_number(&proc).unwrap_or(pid);

@@ -132,7 +132,7 @@ pub fn kept() -> Result<Option<Findings>, FindingsError> {
     Findings::kept(&Sysfs::host().read().fingerprint("cuda"))
 }
 
-/// With advice by the model, with what a probe found on that host if it was there.
+/// Judges a topology by the model, with what a probe found on that host if it was there.
 pub fn judged(topology: &Topology, findings: Option<&Findings>) -> Report {
     let parameters = Parameters::default();
     let figures = Figures { findings, parameters: &parameters };

@@ -20,7 +20,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// As people read it.
+    /// The status as people read it.
     pub fn word(self) -> &'static str {
         match self {
             Status::NotApplicable => "n/a",
@@ -51,22 +51,22 @@ impl Finding {
         Finding { check: "", subject: plain(subject), status, reading: plain(&reading), remedy }
     }
 
-    /// There is nothing to look at, for this reason.
+    /// Says that there is nothing to look at, and why.
     pub fn not_applicable(subject: &str, why: impl Into<String>) -> Finding {
         Finding::new(subject, Status::NotApplicable, why.into(), None)
     }
 
-    /// All is well.
+    /// Says that all is well with a subject.
     pub fn passed(subject: &str, reading: impl Into<String>) -> Finding {
         Finding::new(subject, Status::Passed, reading.into(), None)
     }
 
-    /// It could be better, or is not known.
+    /// Says that a subject could be better, or is not known.
     pub fn warned(subject: &str, reading: impl Into<String>, remedy: impl Into<String>) -> Finding {
         Finding::new(subject, Status::Warned, reading.into(), Some(plain(&remedy.into())))
     }
 
-    /// It does not work.
+    /// Says that a subject does not work.
     pub fn failed(subject: &str, reading: impl Into<String>, remedy: impl Into<String>) -> Finding {
         Finding::new(subject, Status::Failed, reading.into(), Some(plain(&remedy.into())))
     }

@@ -72,7 +72,7 @@ pub enum HugePages {
     Require,
 }
 
-/// Which queue pairs the settings ask for.
+/// The queue pairs that the settings ask for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum QueuePairs {
     /// Those that go, for each pair of ranks.
@@ -87,7 +87,7 @@ pub enum QueuePairs {
 }
 
 impl QueuePairs {
-    /// As the setting `qp` has it.
+    /// The word that the setting `qp` has for the queue pairs.
     pub fn name(self) -> &'static str {
         match self {
             QueuePairs::Auto => "auto",
@@ -228,12 +228,12 @@ pub struct RdmaDevice {
 }
 
 impl RdmaDevice {
-    /// What it speaks, if it says.
+    /// The protocol that the device speaks, if it says.
     pub fn protocol(&self) -> Option<Protocol> {
         self.node_type.is().and_then(|text| Protocol::of_node_type(text))
     }
 
-    /// It speaks iWARP.
+    /// Whether the device speaks iWARP.
     pub fn is_iwarp(&self) -> bool {
         self.protocol() == Some(Protocol::Iwarp)
     }

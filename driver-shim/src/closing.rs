@@ -31,14 +31,14 @@ use crate::fork::Owner;
 /// What a peer holds of a quota. It is dropped once the peer's descriptors are closed.
 pub type Held = Arc<dyn Any + Send + Sync>;
 
-/// Closes descriptors of a peer, on threads of its own. Those end at once unless a close waits in a thread that exits too: the flush
-/// of a file that was received (FUSE, NFS). Then they wait alone: descriptors of other calls are closed all the same. If no thread can be
-/// started, closes the descriptors here.
+/// Closes descriptors of a peer, on threads made for the call. These threads end at once unless a close waits in a thread that exits
+/// too: the flush of a file that was received (FUSE, NFS). Then they wait alone: descriptors of other calls are closed all the same.
+/// If no thread can be started, closes the descriptors here.
 pub fn drop_elsewhere(fds: Vec<OwnedFd>) {
     drop_elsewhere_within(fds, ());
 }
 
-/// As [`drop_elsewhere`]; drops `held` once the last close of the descriptors has returned.
+/// Closes descriptors as [`drop_elsewhere`] does, and drops `held` once the last close of the descriptors has returned.
 pub fn drop_elsewhere_within(fds: Vec<OwnedFd>, held: impl Send + 'static) {
     let closers = closers::kept();
     let closes = move || {
@@ -179,7 +179,7 @@ pub struct PeerStream {
 }
 
 impl PeerStream {
-    /// Connects. A listener whose queue of new connections is full is waited for until `deadline`, then the error is `WouldBlock`: a
+    /// Connects to a listener. One whose queue of new connections is full is waited for until `deadline`, then the error is `WouldBlock`: a
     /// plain `connect` could wait for ever. The stream does not block.
     pub fn connect(to: &SocketAddrUnix, deadline: Instant) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -196,7 +196,7 @@ impl PeerStream {
         }
     }
 
-    /// The stream of a peer that holds so much of a quota, until what the peer has sent over the stream is closed.
+    /// Has the stream's peer hold `held` of a quota until what the peer has sent over the stream is closed.
     pub fn within(mut self, held: Held) -> Self {
         self.held = Some(held);
         self

@@ -80,7 +80,8 @@ pub fn recv_message(stream: &UnixStream, max_bytes: usize, max_fds: usize) -> io
     receive_whole(stream, Incoming::default(), max_bytes, max_fds)
 }
 
-/// As [`recv_message`]. What the peer holds of a quota, it holds until descriptors of a frame that is not whole are closed.
+/// Receives one frame from a peer as [`recv_message`] does. The peer holds what it holds of a quota until
+/// descriptors of a frame that is not whole are closed.
 pub fn recv_from_peer(stream: &PeerStream, max_bytes: usize, max_fds: usize) -> io::Result<Frame> {
     let mut incoming = Incoming::default();
     incoming.held = stream.held();
@@ -148,7 +149,7 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// One whose descriptors are closed with those of other peers, if it has to close any.
+    /// A frame whose descriptors are closed with those of other peers, if it has to close any.
     pub fn closed_by(closes: &Closes) -> Self {
         let mut incoming = Incoming::default();
         incoming.closes = closes.clone();

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, Timespec, poll};
 use rustix::io::Errno;
 
-/// How often a call that waits asks.
+/// How often a call that waits asks whether the program wants its thread back.
 pub const LOOK: Duration = Duration::from_millis(100);
 /// The longest pause between two looks whether a thread has ended.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -141,16 +141,16 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// Asks in a loop that does not sleep for long: at its start no question, then one each [`LOOK`].
+/// Asks within a loop that does not sleep for long whether the program wants its thread back: once each [`LOOK`].
 pub struct Now(Instant);
 
 impl Now {
-    /// The loop begins.
+    /// Begins a loop, without a question.
     pub fn begin() -> Self {
         Now(Instant::now())
     }
 
-    /// A turn of the loop.
+    /// Asks in a turn of the loop, if a [`LOOK`] has passed since the last question.
     pub fn check(&mut self) -> Result<(), Interrupted> {
         if self.0.elapsed() < LOOK {
             return Ok(());

@@ -91,7 +91,7 @@ fn steers(c: char) -> bool {
 
 /// Lines of one kind about one party that come without a pause.
 pub const BURST: u32 = 16;
-/// The pause between lines of one kind about one party after these.
+/// The pause between lines of one kind about one party after the first [`BURST`].
 pub const PAUSE: Duration = Duration::from_secs(1);
 /// The most pairs of kind and party that a [`Limiter`] keeps.
 const MOST: usize = 1024;
@@ -122,7 +122,7 @@ impl Allowance {
 }
 
 impl<K: Ord> Limiter<K> {
-    /// Nothing was written yet. `burst` is at least 1.
+    /// A limiter by which nothing was written yet. `burst` is at least 1.
     pub const fn new(burst: u32, pause: Duration) -> Self {
         let rest = Allowance { whole_at: None, left_out: 0 };
         Limiter { burst, pause, kept: BTreeMap::new(), rest, tidied: None }
@@ -182,7 +182,7 @@ impl Default for Lines {
 }
 
 impl Lines {
-    /// Those of the calling thread.
+    /// The allowance of the calling thread.
     pub fn current() -> Lines {
         LINES.with_borrow(Lines::clone)
     }

@@ -16,7 +16,7 @@ use crate::window::{Piece, Window};
 
 const HEADER: usize = 8;
 
-/// The parts of such a window.
+/// The parts of a window that holds a queue pair's own memory.
 #[derive(Clone, Debug)]
 pub struct Placed {
     /// Sizes of the rings.

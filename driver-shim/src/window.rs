@@ -43,7 +43,7 @@ pub trait Window: Send + Sync {
         false
     }
 
-    /// As many bytes of ordinary memory as the window has, mapped as long as the value, for
+    /// Ordinary memory of as many bytes as the window has, mapped as long as the value, for
     /// transports that can't send from the window itself.
     fn stage(&self) -> Option<NonNull<u8>> {
         None
@@ -155,7 +155,7 @@ impl WeakPiece {
         Some(Piece { window, offset: self.offset, bytes: self.bytes })
     }
 
-    /// Whether its window still exists.
+    /// Whether the window of the piece still exists.
     pub fn is_alive(&self) -> bool {
         self.window.strong_count() > 0
     }

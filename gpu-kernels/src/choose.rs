@@ -7,7 +7,7 @@ use crate::cuda::{self, CudaExecutor};
 use crate::error::{DeviceError, Result};
 use crate::executor::Executor;
 
-/// Which kind of device to choose.
+/// The kind of device to choose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
     /// A GPU if one is usable, otherwise the CPU.

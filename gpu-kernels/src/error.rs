@@ -139,7 +139,7 @@ pub enum DeviceError {
     Launch {
         /// The kernel's name.
         kernel: String,
-        /// Which value.
+        /// The value's name.
         what: &'static str,
         /// The value that was given.
         value: u64,
@@ -236,7 +236,7 @@ pub enum DeviceError {
     /// A handle was passed to an executor that did not make it.
     #[error("a {handle} of another executor was passed to `{executor}`; use the one that made it")]
     Foreign {
-        /// Which handle.
+        /// The handle's name.
         handle: &'static str,
         /// The executor that was given the handle.
         executor: &'static str,

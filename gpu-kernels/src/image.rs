@@ -59,7 +59,7 @@ pub enum Target {
     },
     /// PTX, which the driver compiles for GPUs of this capability or a later one.
     Ptx {
-        /// As of `Gpu`.
+        /// The compute capability as a number, as of `Gpu`.
         sm: u32,
         /// For that capability alone (sm_90a), or for its family (sm_100f).
         exactly: bool,

@@ -31,7 +31,7 @@ pub enum Completions {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Dllps {
-    /// As pcie-bench counts: one DLLP of each kind for every `AckLimit` *bytes*. Conservative, and
+    /// The share that pcie-bench counts: one DLLP of each kind for every `AckLimit` *bytes*. Conservative, and
     /// near what machines reach with TLPs of MPS bytes.
     #[default]
     PcieBench,
@@ -96,7 +96,7 @@ impl Link {
         link.check().map(|()| link)
     }
 
-    /// Checks that such a link is possible.
+    /// Checks that the link is possible.
     ///
     /// # Errors
     /// The first field that is not allowed, with the allowed values.

@@ -168,7 +168,7 @@ fn number(v: f64) -> String {
     if s.is_empty() || s == "-0" { "0".into() } else { s.into() }
 }
 
-/// A size in the largest unit in which it is a whole number.
+/// Writes a size in the largest unit in which the size is a whole number.
 pub fn bytes(v: f64) -> String {
     let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
     let unit = units.into_iter().find(|(e, _)| v >= 2f64.powi(*e) && v % 2f64.powi(*e) == 0.0);

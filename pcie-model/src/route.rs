@@ -83,7 +83,7 @@ pub struct Route {
 }
 
 impl Route {
-    /// Checks that such a route is possible.
+    /// Checks that the route is possible.
     ///
     /// # Errors
     /// The first parameter that is not allowed, with the allowed values.

@@ -71,7 +71,7 @@ impl Folder {
         Ok(folder)
     }
 
-    /// Its path.
+    /// The folder's path.
     pub fn path(&self) -> &Path {
         &self.0
     }

@@ -19,12 +19,12 @@ impl Fds {
         self.0.iter().map(|fd| fd.as_fd()).collect()
     }
 
-    /// How many there are.
+    /// How many descriptors there are.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no descriptors.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -34,7 +34,7 @@ impl Fds {
         Arc::try_unwrap(self.0).or_else(|shared| shared.iter().map(OwnedFd::try_clone).collect())
     }
 
-    /// Whether each is shared memory ([`are_memory`]).
+    /// Whether each descriptor is shared memory ([`are_memory`]).
     pub fn are_memory(&self) -> bool {
         are_memory(&self.0)
     }

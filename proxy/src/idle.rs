@@ -80,7 +80,7 @@ impl Idle {
         *self = Idle { since: self.since, long: self.long, wanted: self.wanted, ..Idle::new(wake, alone) };
     }
 
-    /// A pass found work.
+    /// Notes that a pass found work.
     #[inline(always)]
     pub fn busy(&mut self) {
         self.since = None;
@@ -99,7 +99,7 @@ impl Idle {
         self.yielded.is_some()
     }
 
-    /// The thread runs again at time `now`, after it yielded.
+    /// Notes that the thread runs again at time `now`, after it yielded.
     pub fn back(&mut self, now: u64) {
         let Some(before) = self.yielded.take() else { return };
         self.long = if now.saturating_sub(before) > LONG { MOST_LONG.min(self.long + 1) } else { 0 };
@@ -108,7 +108,7 @@ impl Idle {
         }
     }
 
-    /// A pass at time `now` (nanoseconds, monotonic) found none.
+    /// Says what to do after a pass at time `now` (nanoseconds, monotonic) that found no work.
     pub fn idle(&mut self, now: u64) -> Step {
         let idle = now - *self.since.get_or_insert(now);
         self.spinning = idle < self.spin;

@@ -76,7 +76,7 @@ impl Mailbox {
         self.try_put(frame).unwrap_or(false)
     }
 
-    /// As [`Mailbox::put`]; returns a frame for which there is no room, whose descriptors the caller closes.
+    /// Puts a frame as [`Mailbox::put`] does, or returns a frame for which there is no room, whose descriptors the caller closes.
     pub fn try_put(&self, frame: Frame) -> Result<bool, Frame> {
         let mut held = self.held();
         if !held.fits(&frame) {

@@ -21,12 +21,12 @@ const IFA_LOCAL: u16 = 2;
 /// NLA_F_NESTED and NLA_F_NET_BYTEORDER.
 const FLAGS: u16 = 0xc000;
 
-/// Why there is no answer.
+/// Why a question got no answer.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Refused {
     /// The kernel's errno.
     Errno(i32),
-    /// It could not be asked, or what it said makes no sense.
+    /// The kernel could not be asked, or what it said makes no sense.
     Other(String),
 }
 

@@ -258,7 +258,7 @@ impl Producer {
         Some(taken.slot)
     }
 
-    /// [`Producer::post_raw`] of a slice. True if there was credit.
+    /// Posts a slice as [`Producer::post_raw`] does. True if there was credit.
     pub fn post(&mut self, record: Record, payload: &[u8]) -> bool {
         // SAFETY: a slice can be read.
         unsafe { self.post_raw(record, payload.as_ptr(), payload.len()) }.is_some()
@@ -308,7 +308,7 @@ impl Producer {
         room
     }
 
-    /// [`Producer::post_recv`] whether there is room or not, for tests of what an engine makes of it.
+    /// Posts a receive as [`Producer::post_recv`] does, whether there is room or not, for tests of what an engine makes of it.
     pub fn post_recv_unasked(&mut self, key: u32, offset: u64, length: u32, tag: u32) {
         self.work.post_receive(self.posted, &[key as u64, offset, length as u64, tag as u64]);
         self.posted += 1;
@@ -381,7 +381,7 @@ impl Producer {
         self.work.wqes()
     }
 
-    /// CONSUMED itself, for such tests.
+    /// The word CONSUMED, for tests that write there what no producer would.
     pub fn consumed(&self) -> &AtomicU64 {
         self.work.consumed()
     }

@@ -212,7 +212,7 @@ impl PostedReceives {
         PostedReceives { ring, receives: PeerReceives::new(log, ahead) }
     }
 
-    /// In the work segment of a peer on this host, which handed over the segment's descriptor.
+    /// The posted receives in the work segment of a peer on this host, which handed over the segment's descriptor.
     /// `geometry` is the peer's, checked. An error if the segment is another one.
     pub fn of_work(work: &Arc<ReadOnlyMemory>, geometry: &Geometry) -> Result<Self, SegmentError> {
         const NAME: &str = "peer's work";

@@ -120,7 +120,7 @@ pub enum Found<K> {
 }
 
 impl<K: Copy> Found<K> {
-    /// The connection.
+    /// The key of the connection about which something was found.
     pub fn key(&self) -> K {
         match self {
             Found::Greeted { key, .. }

@@ -60,7 +60,7 @@ pub enum Request {
     /// Descriptors: work, control, link, the peer's link, the peer's window, then the session segment, the
     /// bell that the peer rings and the ringer of the peer's bell, each if there is one.
     AddQp {
-        /// See [`QpOptions`].
+        /// The options of the queue pair.
         options: QpOptions,
         /// How the producer can wake the engine.
         #[serde(with = "WakeDef")]
@@ -76,10 +76,10 @@ pub enum Request {
     /// Asks for the way of frames. Answered with two descriptors: the program's end of a pair of sockets, and a pidfd of the
     /// proxy's process. Since version 3.
     Channel,
-    /// As `AddQp` with a session: the queue pair goes on where another proxy died. The link segment is a new one. The
+    /// Adds a queue pair with a session as `AddQp` does: the queue pair goes on where another proxy died. The link segment is a new one. The
     /// queue pair is taken in by `Begin`, after its regions. Since version 3.
     ResumeQp {
-        /// See [`QpOptions`].
+        /// The options of the queue pair.
         options: QpOptions,
         /// How the producer can wake the engine.
         #[serde(with = "WakeDef")]
@@ -109,7 +109,7 @@ pub enum Request {
     },
     /// Removes a region.
     RemoveRegion {
-        /// Its queue pair.
+        /// The queue pair of the region.
         qp: QpId,
         /// What `AddRegion` answered.
         key: u32,
@@ -288,14 +288,15 @@ pub fn send<T: Serialize>(stream: &UnixStream, message: &T, fds: &[BorrowedFd<'_
     fdpass::send_message(stream, &serde_json::to_vec(message)?, fds)
 }
 
-/// Receives one. `InvalidData` if it is none, `UnexpectedEof` if the other side
+/// Receives one request or reply. `InvalidData` if it is none, `UnexpectedEof` if the other side
 /// closed.
 pub fn recv<T: DeserializeOwned>(stream: &UnixStream) -> io::Result<(T, Vec<OwnedFd>)> {
     let (bytes, fds) = fdpass::recv_message(stream, MAX_FRAME, MAX_FDS)?;
     Ok((message(&bytes)?, fds))
 }
 
-/// As [`recv`], from a peer that is not trusted: descriptors of what is no message are closed without waiting, and the peer holds
+/// Receives one request or reply from a peer that is not trusted: descriptors of what is no message are closed without waiting,
+/// and the peer holds
 /// what it holds of a quota until they are.
 pub fn recv_from_peer<T: DeserializeOwned>(stream: &PeerStream) -> io::Result<(T, Vec<OwnedFd>)> {
     let (bytes, fds) = fdpass::recv_from_peer(stream, MAX_FRAME, MAX_FDS)?;
@@ -357,7 +358,7 @@ const SO_PEERGROUPS: c_int = 59;
 /// The most groups of a process that Linux knows.
 const MOST_GROUPS: usize = 1 << 16;
 
-/// `SO_PEERCRED`: as the peer was when it connected, or when it listened.
+/// The peer's process, user and group (`SO_PEERCRED`), as they were when it connected, or when it listened.
 pub fn peer_cred(stream: &UnixStream) -> io::Result<PeerCred> {
     let mut cred = PeerCred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut length = size_of::<PeerCred>() as u32;
@@ -376,7 +377,7 @@ pub fn peer_cred(stream: &UnixStream) -> io::Result<PeerCred> {
     if rc == 0 { Ok(cred) } else { Err(io::Error::last_os_error()) }
 }
 
-/// `SO_PEERGROUPS`: the peer's supplementary groups, as they were when it connected.
+/// The peer's supplementary groups (`SO_PEERGROUPS`), as they were when it connected.
 pub fn peer_groups(stream: &UnixStream) -> io::Result<Vec<u32>> {
     let mut groups = vec![0u32; 64];
     loop {

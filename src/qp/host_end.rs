@@ -24,7 +24,7 @@ const LOOKS: u32 = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostMessage {
-    /// Its length in bytes.
+    /// The message's length in bytes.
     pub length: usize,
     /// The tag that the sender gave.
     pub tag: u32,
@@ -83,7 +83,7 @@ impl HostEnd {
         self.post(record, payload, abi::PUSHGATE_INLINE_SEND as usize)
     }
 
-    /// [`HostEnd::try_send`], waiting for credit.
+    /// Sends a message as [`HostEnd::try_send`] does, and waits for credit.
     ///
     /// A send that has returned is posted, and the peer may not have it: [`HostEnd::flush`] waits for that. If the message ends the
     /// queue pair, the calls after it fail, and their error says why. [`HostEnd::recv`] loses no message that is longer than its buffer.
@@ -114,7 +114,7 @@ impl HostEnd {
         self.post(record, payload, abi::PUSHGATE_INLINE_PUT as usize)
     }
 
-    /// [`HostEnd::try_put`], waiting for credit.
+    /// Puts bytes as [`HostEnd::try_put`] does, and waits for credit.
     pub fn put(&mut self, rkey: u32, offset: u64, payload: &[u8], signal: Option<(u32, u64)>) -> Result<()> {
         self.until("credit for a put", |end| end.try_put(rkey, offset, payload, signal))
     }
@@ -126,7 +126,7 @@ impl HostEnd {
         self.post(Record { signal, signal_value, ..Record::new(Opcode::Signal) }, &[], 0)
     }
 
-    /// [`HostEnd::try_signal`], waiting for credit.
+    /// Sets a signal as [`HostEnd::try_signal`] does, and waits for credit.
     pub fn signal(&mut self, index: u32, value: u64) -> Result<()> {
         self.until("credit for a signal", |end| end.try_signal(index, value))
     }

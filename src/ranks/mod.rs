@@ -51,7 +51,7 @@ impl Environment {
         Self::new(variables, std::os::unix::process::parent_id())
     }
 
-    /// These variables, of a process that `parent` started.
+    /// The environment of a process that `parent` started, with these variables.
     pub fn new<N: Into<String>, V: Into<String>>(
         variables: impl IntoIterator<Item = (N, V)>,
         parent: u32,

@@ -87,7 +87,7 @@ impl UniqueId {
         Ok(id)
     }
 
-    /// The bytes, for a way that carries bytes.
+    /// The bytes of the id, for a way that carries bytes.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         self.0
     }

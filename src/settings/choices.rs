@@ -39,7 +39,7 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// The names of several, as in `local+tcp`.
+    /// The names of several transports, as in `local+tcp`.
     pub fn names(all: &[Transport]) -> String {
         all.iter().map(Transport::to_string).collect::<Vec<_>>().join("+")
     }

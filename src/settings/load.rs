@@ -70,12 +70,12 @@ impl Settings {
 }
 
 impl PluginSettings {
-    /// As [`Settings::load`], with the plugin's own.
+    /// Loads settings as [`Settings::load`] does, the plugin's own included.
     pub fn load() -> Result<Self> {
         load()
     }
 
-    /// As [`Settings::apply_toml`], with the plugin's own.
+    /// Takes in TOML text as [`Settings::apply_toml`] does, the plugin's own settings included.
     pub fn apply_toml(&mut self, text: &str, file: &str) -> Result<()> {
         apply_toml(self, text, file)
     }

@@ -15,7 +15,7 @@ use super::{
 
 /// A setting's value. Its text makes the same value again.
 pub(super) trait Value {
-    /// As text, of a setting with this unit.
+    /// The value as text, of a setting with this unit.
     fn text(&self, unit: &str) -> String;
 
     /// Every value that is allowed, where they are few.
@@ -29,7 +29,7 @@ pub(super) trait Choice: Copy + PartialEq + 'static {
     /// All of them.
     const ALL: &'static [(&'static str, Self)];
 
-    /// Its name.
+    /// The choice's name.
     fn name(self) -> &'static str {
         Self::ALL.iter().find(|(_, value)| *value == self).map_or("unknown", |(name, _)| name)
     }

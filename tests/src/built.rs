@@ -93,6 +93,15 @@ fn profile() -> PathBuf {
     this().parent().and_then(Path::parent).expect("…/PROFILE/deps/this").to_path_buf()
 }
 
+/// Takes what the outer cargo says about the test's package out of the environment of a command that runs cargo. The build script of
+/// `ring` asks to be run again when these variables change, and `ring` and all above it would be compiled anew.
+pub fn forget_package(command: &mut Command) {
+    let of_a_package = |name: &str| name.starts_with("CARGO_MANIFEST_") || name.starts_with("CARGO_PKG_");
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(of_a_package)) {
+        command.env_remove(name);
+    }
+}
+
 /// Has cargo build; returns the folder of the profile. The command is among the packages each time: dependencies have the features then that
 /// they have in the build of the tests, and are not compiled again.
 fn build(arguments: &[&str]) -> PathBuf {
@@ -103,12 +112,7 @@ fn build(arguments: &[&str]) -> PathBuf {
     if profile.ends_with("release") {
         cargo.arg("--release");
     }
-    // What the outer cargo says about the test's package. The build script of `ring` asks to be run again when these change,
-    // and `ring` and all above it would be compiled anew.
-    let of_a_package = |name: &str| name.starts_with("CARGO_MANIFEST_") || name.starts_with("CARGO_PKG_");
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(of_a_package)) {
-        cargo.env_remove(name);
-    }
+    forget_package(&mut cargo);
     let built = cargo.output().unwrap_or_else(|error| {
         panic!("{} does not start ({error}); in a bundle, run the script run-tests", env!("CARGO"))
     });

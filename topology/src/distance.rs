@@ -130,7 +130,7 @@ impl AcsOnWay {
 pub struct Path {
     /// One end.
     pub from: Address,
-    /// The other end.
+    /// The other end of the way.
     pub to: Address,
     /// The distance between the ends.
     pub distance: Distance,

@@ -345,7 +345,7 @@ fn legend(used: &[Distance], nvlinks: bool) -> String {
     format!("  ({})\n", said.join("; "))
 }
 
-/// Each advice with the pairs that it is for, like `gpu0-mlx5_0`.
+/// Lists each advice with the pairs that it is for, like `gpu0-mlx5_0`.
 pub fn advised(report: &Report) -> Vec<(&Advice, Vec<String>)> {
     let mut groups: Vec<(&Advice, Vec<String>)> = Vec::new();
     for p in &report.gpu_nic {
@@ -374,7 +374,7 @@ fn advice(report: &Report) -> String {
     out
 }
 
-/// One way, hop by hop.
+/// Draws the way between two functions, hop by hop.
 pub fn path(t: &Topology, from: Address, to: Address) -> Option<String> {
     let path = t.path(from, to)?;
     let mut out = format!("{from} to {to}: {}\n", path.distance);

@@ -39,7 +39,7 @@ impl Sysfs {
         Self::new("/sys").with_proc("/proc")
     }
 
-    /// Also reads a /proc at `proc`: the processor's model, and what NVIDIA's driver reports.
+    /// Reads a /proc at `proc` besides: the processor's model, and what NVIDIA's driver reports.
     pub fn with_proc(mut self, proc: impl Into<PathBuf>) -> Self {
         self.proc = proc.into();
         self

@@ -197,7 +197,7 @@ pub struct Gpu {
     pub mps: Option<bool>,
     /// NVLinks that are up.
     pub nvlinks: Vec<NvLink>,
-    /// Which other GPUs' memory the GPU can access.
+    /// The other GPUs, and whether the GPU can access their memory.
     pub peers: Vec<Peer>,
 }
 

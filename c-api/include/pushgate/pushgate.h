@@ -646,7 +646,7 @@ int pushgate_comm_all_gather(const struct pushgate_comm *comm,
                              size_t room);
 
 /**
- * Waits until every rank has called it. A collective; after PUSHGATE_E_TIMED_OUT it may be called again.
+ * Waits until every rank has called pushgate_comm_barrier. A collective; after PUSHGATE_E_TIMED_OUT it may be called again.
  */
 int pushgate_comm_barrier(const struct pushgate_comm *comm);
 

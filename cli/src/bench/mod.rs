@@ -299,7 +299,7 @@ impl Bench {
         }
     }
 
-    /// One measurement: a line of the table or of JSON.
+    /// Prints one measurement: a line of the table or of JSON.
     #[allow(clippy::too_many_arguments)]
     pub fn print(
         &self,

@@ -27,7 +27,7 @@ pub struct Role {
 }
 
 impl Role {
-    /// What a parent wrote: `INDEX/OF/JOB`.
+    /// Reads what a parent wrote: `INDEX/OF/JOB`.
     pub fn parse(text: &str) -> Result<Self> {
         let parts = || {
             let mut parts = text.splitn(3, '/');
@@ -85,7 +85,7 @@ pub fn threads<T: Send>(ranks: impl IntoIterator<Item: FnOnce() -> Result<T> + S
 pub struct Children(Vec<Child>);
 
 impl Children {
-    /// Starts one more, with this role and these variables beside.
+    /// Starts one more process, with this role and these variables beside.
     pub fn start(&mut self, role: &str, variables: &[(&str, &OsStr)], stdout: Stdio) -> Result<&mut Child> {
         let child = Command::new(std::env::current_exe().context("finding this program")?)
             .args(std::env::args_os().skip(1))
@@ -116,7 +116,7 @@ impl Drop for Children {
     }
 }
 
-/// The processes that have a job's ranks.
+/// The processes that run a job's ranks.
 pub struct Processes {
     children: Children,
     lines: Receiver<String>,
@@ -143,7 +143,7 @@ impl Processes {
         Ok(Processes { children, lines, told: vec![false; of as usize], failed: None })
     }
 
-    /// Waits for the end of all. `take` gets each line that they print, `tell` what is to be said of a process that was
+    /// Waits for the end of all processes. `take` gets each line that they print, `tell` what is to be said of a process that was
     /// killed, or that this program has to end; `who` names a process by its index. Returns the exit code of the first that
     /// failed, which has said why. An error of `take` ends all.
     pub fn wait(

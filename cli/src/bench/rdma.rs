@@ -18,7 +18,7 @@ use super::Bench;
 use super::ends::{End, Ends, cores};
 use crate::output::outln;
 
-/// What the command line adds.
+/// The options that the command line adds.
 pub struct Options {
     /// "bw", "lat", or both.
     pub mode: Option<String>,

@@ -26,7 +26,7 @@ use crate::output::outln;
 /// Bytes in flight that a window holds, where no depth is asked for.
 const WINDOW: u64 = 4 << 20;
 
-/// What the command line adds.
+/// The options that the command line adds.
 pub struct Options {
     /// "bw", "lat", or both.
     pub mode: Option<String>,

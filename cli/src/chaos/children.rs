@@ -107,7 +107,7 @@ impl Process {
     }
 }
 
-/// The children, from one start to the end of all.
+/// The ranks' processes, from one start to the end of all.
 pub struct Children {
     ranks: BTreeMap<u32, (Process, ChildStdin)>,
     proxy: Option<(Process, Command)>,

@@ -86,7 +86,7 @@ pub struct Fault {
     pub netem: Netem,
 }
 
-/// What faults a run may make.
+/// The faults that a run may make.
 #[derive(Clone, Debug)]
 pub struct Bounds {
     /// The mean gap between two faults.

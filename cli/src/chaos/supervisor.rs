@@ -69,7 +69,7 @@ struct Rank {
     gone: bool,
 }
 
-/// A run.
+/// A run of ranks under faults.
 pub struct Supervisor<'a> {
     o: &'a Options,
     plan: Plan,

@@ -96,7 +96,7 @@ pub struct Gid {
 }
 
 impl Side {
-    /// What this host is; `host` is the setting.
+    /// What this host says of itself; `host` is the setting.
     pub fn of_this_host(mtu: Option<u32>, host: &str) -> Side {
         let checks: Vec<_> = doctor::CHECKS.iter().filter(|c| c.parts == [Part::Rdma]).collect();
         let readings = doctor::look(&checks, &Roots::host(), Wants::default());

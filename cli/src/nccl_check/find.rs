@@ -12,7 +12,7 @@ use crate::exit::Input;
 /// The plugin's file.
 pub const PLUGIN: &str = "libnccl-net-pushgate.so";
 
-/// What was found.
+/// What the check needs, as found on this host.
 #[derive(Debug)]
 pub struct Found {
     /// GPUs that this process sees.
@@ -24,7 +24,7 @@ pub struct Found {
     pub plugin: PathBuf,
 }
 
-/// Looks for all of it. `nccl` and `plugin`: files that the command line names.
+/// Looks for all that the check needs. `nccl` and `plugin`: files that the command line names.
 pub fn find(nccl: Option<&Path>, plugin: Option<&Path>) -> Result<Found> {
     let gpu = pushgate::probe_cuda().map_err(|reason| {
         format!("a GPU ({reason}): install NVIDIA's driver for CUDA 12.0 or later (`nvidia-smi` then shows the GPU)")

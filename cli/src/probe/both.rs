@@ -67,7 +67,7 @@ pub fn counts(rig: &Rig) -> Vec<usize> {
     counts
 }
 
-/// The first `devices` devices at once, for each number of bytes under way that the host buffers
+/// Measures the first `devices` devices at once, for each number of bytes under way that the host buffers
 /// hold.
 pub fn both(rig: &Rig, devices: usize, bar: &Bar) -> Result<Vec<Both>> {
     bar.say(&format!("{devices} at once, both ways"));

@@ -24,7 +24,7 @@ fn messages(bytes: u64, time: Duration) -> u64 {
     (time.as_secs_f64() * 1e6 / us).clamp(5.0, 64.0) as u64
 }
 
-/// Every ordered pair of devices; of a single device the one with itself.
+/// Measures every ordered pair of devices; of a single device the one with itself.
 pub fn all(rig: &Rig) -> Vec<(usize, usize)> {
     let n = rig.units.len();
     if n == 1 {
@@ -85,7 +85,7 @@ pub fn pair(rig: &Rig, from: usize, to: usize, bar: &Bar) -> Result<Pair> {
     })
 }
 
-/// The devices storing into host memory at once, one more each time.
+/// Measures devices that store into host memory at once, one more each time.
 pub fn writers(rig: &Rig) -> Result<Vec<Writers>> {
     let n = rig.units.len();
     if n < 2 {

@@ -166,7 +166,7 @@ impl Unit {
         self.seen[2].device_addr()
     }
 
-    /// The second of its two buffers.
+    /// The second of the device's two buffers.
     pub fn second(&self, scale: &Scale) -> u64 {
         self.memory.addr() + scale.most
     }
@@ -332,7 +332,7 @@ impl Rig {
         Ok(())
     }
 
-    /// The control page as before the first message.
+    /// Sets the control page back to what it is before the first message.
     pub fn reset(&self) {
         for word in self.control.memory.words(0, CONTROL_BYTES / 8) {
             word.store(0, Ordering::Release);

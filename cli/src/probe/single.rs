@@ -139,7 +139,7 @@ fn line(rig: &Rig, unit: usize, way: Transfer) -> Result<Line> {
     Ok(Line::fitted(way, launch, times, slice, blocks).expect("there are sizes"))
 }
 
-/// Microseconds of one transfer: what the points of a line are.
+/// Microseconds of one transfer: a point of a line.
 pub fn time(rig: &Rig, unit: usize, way: Transfer, bytes: u64) -> Result<f64> {
     rig.go_on()?;
     match way {

@@ -79,7 +79,7 @@ fn clean(text: &str, longest: usize) -> String {
     kept
 }
 
-/// As text of an element or a quoted attribute.
+/// Escapes text for an element or a quoted attribute.
 pub fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -129,7 +129,7 @@ impl Body {
         parts.iter().enumerate().map(mark).collect()
     }
 
-    /// Markup of our own.
+    /// Writes markup of our own.
     pub fn raw(&mut self, markup: &str) {
         self.out += markup;
         self.out.push('\n');
@@ -171,19 +171,19 @@ impl Body {
         self.put(format_args!("<p>{text}</p>"));
     }
 
-    /// What is not there, why, and what to do.
+    /// Writes what is not there, why, and what to do.
     pub fn missing(&mut self, text: &str) {
         let text = self.prose(text);
         self.put(format_args!("<p class=\"missing\"><strong>Not here:</strong> {text}</p>"));
     }
 
-    /// What a reader must know of what follows.
+    /// Writes what a reader must know of what follows.
     pub fn beware(&mut self, text: &str) {
         let text = self.prose(text);
         self.put(format_args!("<p class=\"missing\"><strong>Beware:</strong> {text}</p>"));
     }
 
-    /// A list; nothing if there is nothing.
+    /// Writes a list; nothing if the list is empty.
     pub fn list(&mut self, items: &[String]) {
         if items.is_empty() || self.no_room("a list") {
             return;
@@ -201,7 +201,7 @@ impl Body {
         self.raw("</ul>");
     }
 
-    /// A drawing out of characters.
+    /// Writes a drawing made of characters.
     pub fn drawing(&mut self, label: &str, text: &str) {
         if self.no_room(label) {
             return;
@@ -215,7 +215,7 @@ impl Body {
         ));
     }
 
-    /// A table. The first cell of a row is its heading.
+    /// Writes a table. The first cell of a row is its heading.
     pub fn table(&mut self, caption: &str, head: &[&str], rows: &[Vec<Cell>]) {
         if self.no_room(caption) {
             return;
@@ -265,7 +265,7 @@ impl Body {
         }
     }
 
-    /// A plot with a sentence below it.
+    /// Writes a plot with a sentence below it.
     pub fn plot(&mut self, mut plot: Plot, caption: &str) {
         if self.no_room(&plot.title) {
             return;

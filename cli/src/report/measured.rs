@@ -34,7 +34,7 @@ fn number(v: f64) -> Cell {
     Cell::number(figure(v))
 }
 
-/// What fits onto that link.
+/// A device's parameters as they fit onto a link.
 pub fn fitting(p: Parameters, link: &Link) -> Parameters {
     Parameters { store_tlp: p.store_tlp.min(link.mps), ..p }
 }
@@ -290,7 +290,7 @@ fn both(body: &mut Body, all: &[Both]) {
 /// Sizes for which the choice is shown.
 const CHOSEN: [u64; 3] = [4 << 10, 512 << 10, 16 << 20];
 
-/// Everything between devices.
+/// Writes what was measured between devices.
 pub fn pairs(body: &mut Body, f: &Findings, label: &dyn Fn(&str) -> String) {
     let quickest = |from: &str, to: &str| {
         let pair = f.pairs.iter().find(|p| p.from == from && p.to == to)?;

@@ -73,13 +73,13 @@ fn measured(who: &str, lines: &[Line], ceilings: &[(&str, f64)]) -> [Plot; 2] {
     [plot("time", microseconds(), series(|_, us| us).collect()), plot("rate", rate(), rates)]
 }
 
-/// One device by itself.
+/// The plots of one device by itself.
 pub fn device(who: &str, device: &Device, link: Option<&Link>) -> [Plot; 2] {
     let ceilings = link.map(|l| ("ceiling of its link", l.ceiling()));
     measured(who, &device.lines, ceilings.as_slice())
 }
 
-/// Messages between two.
+/// The plots of messages between two devices.
 pub fn pair(who: &str, pair: &Pair) -> [Plot; 2] {
     measured(who, &pair.lines, &[])
 }

@@ -11,7 +11,7 @@ pub struct Redact {
 }
 
 impl Redact {
-    /// Of a host of these names, and a user with that home folder.
+    /// What to take out of texts about a host of these names, and a user with that home folder.
     pub fn new(hosts: &[&str], home: Option<&str>) -> Self {
         let mut names: Vec<(String, &'static str)> = hosts
             .iter()
@@ -27,7 +27,7 @@ impl Redact {
         Self { names, addresses: true }
     }
 
-    /// Of this host, its user, and what else a host was called.
+    /// What to take out of texts about this host, its user, and what else a host was called.
     pub fn of_this_host(also: &[&str]) -> Self {
         let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let variable = |name: &str| std::env::var(name).ok();
@@ -39,7 +39,7 @@ impl Redact {
         redact
     }
 
-    /// The text without it.
+    /// The text without what is to be taken out.
     pub fn of(&self, text: &str) -> String {
         let mut text = text.to_owned();
         for (name, instead) in &self.names {

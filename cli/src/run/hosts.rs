@@ -7,7 +7,7 @@ use pushgate::{Error, MAX_RANKS};
 /// A host as it was named.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
-    /// As ssh takes it: perhaps with a user.
+    /// The name that ssh takes, perhaps with a user.
     pub name: String,
     /// Most ranks of it, where that was said.
     slots: Option<u32>,

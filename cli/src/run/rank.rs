@@ -88,7 +88,7 @@ impl Rank {
         }
     }
 
-    /// How it has ended; `None` while it runs, and until what it said is printed.
+    /// How the rank has ended; `None` while it runs, and until what it said is printed.
     pub fn ended(&mut self) -> Result<Option<Ended>> {
         if self.status.is_none() {
             let status = self.child.try_wait().context("waiting for a rank")?;
@@ -124,12 +124,12 @@ impl Rank {
         self.status.is_none()
     }
 
-    /// ` on HOST`, or nothing for this host.
+    /// The rank's place in messages: ` on HOST`, or nothing for this host.
     pub fn place(&self) -> String {
         self.host.as_ref().map_or(String::new(), |host| format!(" on {}", host.name))
     }
 
-    /// Asks it to end: its shell sends the signals.
+    /// Asks the rank to end: its shell sends the signals.
     pub fn end(&mut self) {
         self.lifeline = None;
     }

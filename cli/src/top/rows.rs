@@ -58,7 +58,7 @@ pub struct Row {
     pub sentence: String,
 }
 
-/// What rates are taken from: metrics and the time of the engine's clock, for each queue pair.
+/// The numbers that rates are taken from: metrics and the time of the engine's clock, for each queue pair.
 #[derive(Default)]
 pub struct Before(BTreeMap<Key, (u64, Metrics)>);
 

@@ -26,7 +26,7 @@ fn capable_in_namespace(r: &Readings, bit: u32) -> bool {
     r.host.capabilities.is().is_some_and(|set| set >> bit & 1 != 0)
 }
 
-/// As `pushgate config` reads them.
+/// Whether the settings are allowed, read as `pushgate config` reads them.
 pub fn settings(r: &Readings) -> Vec<Finding> {
     vec![match &r.wants.settings {
         Ok(from) => Finding::passed("", from),

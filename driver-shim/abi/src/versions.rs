@@ -31,7 +31,7 @@ pub struct TooFarApart {
 }
 
 impl Versions {
-    /// From `oldest` to `newest`.
+    /// The versions from `oldest` to `newest`.
     ///
     /// # Panics
     /// If `newest` is less than `oldest`; at compile time, where this makes a constant.
@@ -40,22 +40,22 @@ impl Versions {
         Versions { oldest, newest }
     }
 
-    /// What another program says of itself. A range that is none counts as its first version alone.
+    /// The versions that another program says it speaks. A range that is none counts as its first version alone.
     pub fn told(version: u32, newest: Option<u32>) -> Self {
         Versions { oldest: version, newest: newest.unwrap_or(version).max(version) }
     }
 
-    /// The oldest: what goes into the field `version`.
+    /// The oldest version, which goes into the field `version`.
     pub const fn oldest(self) -> u32 {
         self.oldest
     }
 
-    /// What goes into the field `newest`, which is left out where there is one version alone.
+    /// The newest version for the field `newest`; `None` if there is one version alone, which leaves the field out.
     pub fn newest(self) -> Option<u32> {
         (self.newest != self.oldest).then_some(self.newest)
     }
 
-    /// Whether a version is one of these.
+    /// Whether a version lies in the range.
     pub const fn contains(self, version: u32) -> bool {
         self.oldest <= version && version <= self.newest
     }

@@ -15,7 +15,7 @@ const PIECES: u64 = 64;
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PostError {
-    /// As many copies are under way as the rings hold. Nothing was posted.
+    /// The rings are full: as many copies are under way as they hold. Nothing was posted.
     #[error("{SLOTS} copies are under way, as many as a ring of the copier holds; wait for one of them")]
     Full,
     /// Memory that was not registered with the copier.

@@ -37,9 +37,9 @@ const MOST: usize = 256;
 pub struct ServeOptions {
     /// The GPU: its index among those that the process sees, or its UUID as 32 digits; or `cpu`.
     pub gpu: String,
-    /// Which cores it uses.
+    /// The cores that the copier uses.
     pub cpus: CopierCpus,
-    /// It stays when its last client has gone, until it is killed.
+    /// The copier stays when its last client has gone, until it is killed.
     pub stay: bool,
 }
 

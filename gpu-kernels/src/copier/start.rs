@@ -42,17 +42,17 @@ const TRIAL: Duration = Duration::from_secs(60);
 pub struct Program {
     /// The program.
     pub path: PathBuf,
-    /// Its first arguments.
+    /// The program's first arguments.
     pub args: Vec<OsString>,
 }
 
-/// Which cores a copier uses.
+/// The cores that a copier uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum CopierCpus {
-    /// Those near the GPU, also beyond the binding of the process that started it, where that is allowed (a cgroup's cpuset is kept).
+    /// The cores near the GPU, also beyond the binding of the process that started the copier, where that is allowed (a cgroup's cpuset is kept).
     #[default]
     Auto,
-    /// Those of the process that started it.
+    /// The cores of the process that started the copier.
     Inherit,
     /// These.
     List(Vec<usize>),
@@ -146,7 +146,7 @@ impl Copier {
         Copier::join_at(&name(&gpu), &gpu, executor, program, cpus, PATIENCE)
     }
 
-    /// As [`Copier::join`]. A copier whose queue of new clients is full, or a stranger who has taken the name first and accepts
+    /// Joins a copier as [`Copier::join`] does. A copier whose queue of new clients is full, or a stranger who has taken the name first and accepts
     /// nobody, is waited for as long as `patience`.
     pub(super) fn join_at(
         name: &str,

@@ -26,18 +26,18 @@ pub struct Copies {
 }
 
 impl Copies {
-    /// For at most `messages` in flight; more of them cost an allocation.
+    /// An empty list for at most `messages` in flight; more messages cost an allocation.
     pub fn new(messages: usize) -> Self {
         Copies { tree: Tree::new(messages.max(1)), first: 0, count: 0, latest: 0 }
     }
 
-    /// Message `sequence` was posted so that the peer copies it there.
+    /// Adds message `sequence`, which was posted so that the peer copies it to the region and offset `to`.
     #[inline]
     pub fn posted(&mut self, sequence: u64, to: (u32, u64), length: u32) {
         self.written(sequence, u64::MAX, to, length);
     }
 
-    /// Message `sequence` was posted, and work request `wr` writes its payload there.
+    /// Adds message `sequence`, which was posted, and whose payload work request `wr` writes to a region and offset.
     #[inline]
     pub fn written(&mut self, sequence: u64, wr: u64, (rkey, begin): (u32, u64), length: u32) {
         if self.count == self.tree.capacity() {
@@ -89,8 +89,8 @@ impl Copies {
         self.rebuild(self.tree.capacity(), |n| n.sequence < accepted && n.wr == u64::MAX);
     }
 
-    /// True if one will be copied to any of these bytes, or is being written there. `done` is the last work request that has
-    /// completed.
+    /// Whether a message on its way will be copied to any of these bytes, or is being written there. `done` is the last work
+    /// request that has completed.
     #[inline]
     pub fn touch(&self, (rkey, begin): (u32, u64), length: u32, done: u64) -> bool {
         let end = begin.saturating_add(length as u64);

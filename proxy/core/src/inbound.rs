@@ -203,7 +203,7 @@ impl Inbound {
 
     // ------------------------------------------------------------- messages
 
-    /// Another message may be begun: fewer copies are under way than may be, and the last one lets others stand
+    /// Whether another message may be begun: fewer copies are under way than may be, and the last one lets others stand
     /// after it.
     #[inline(always)]
     pub fn takes_another(&self) -> bool {
@@ -216,7 +216,7 @@ impl Inbound {
         self.waiting.pop_front()
     }
 
-    /// A message waits.
+    /// Whether a message waits.
     #[inline(always)]
     pub fn waits(&self) -> bool {
         !self.waiting.is_empty()

@@ -26,7 +26,7 @@ pub enum Next {
     Full,
     /// From this slot of the ring, into [`Outbound::words`].
     Slot(u64),
-    /// It was read before.
+    /// The next WQE was read before.
     Held,
 }
 
@@ -109,25 +109,25 @@ impl Outbound {
         Record::decode(&self.words)
     }
 
-    /// The WQE at the head was read, and waits for the peer or for a permit.
+    /// Whether the WQE at the head was read, and waits for the peer or for a permit.
     #[inline(always)]
     pub fn is_pending(&self) -> bool {
         self.head != Head::Unread
     }
 
-    /// The WQE at the head waits for the peer to say whether it may be sent.
+    /// Whether the WQE at the head waits for the peer to say whether it may be sent.
     #[inline(always)]
     pub fn is_undecided(&self) -> bool {
         self.head == Head::Undecided
     }
 
-    /// The WQE has still to be checked: it is new, or was undecided.
+    /// Whether the WQE at the head has still to be checked, because it is new or was undecided.
     #[inline(always)]
     pub fn is_unchecked(&self) -> bool {
         self.head != Head::Checked
     }
 
-    /// The peer has yet to say whether the WQE may be sent. True if that is a stall that was not reported yet: each
+    /// Notes that the peer has yet to say whether the WQE may be sent. True if that is a stall that was not reported yet: each
     /// SEND reports one stall.
     #[inline]
     pub fn undecided(&mut self, r: &Record) -> bool {

@@ -51,7 +51,7 @@ pub enum Plant {
 }
 
 impl Plant {
-    /// All of them with their names on the command line.
+    /// All planted faults with their names on the command line.
     pub const ALL: [(&'static str, Plant); 21] = [
         ("p1", Plant::P1Credit),
         ("p2", Plant::P2Lap),

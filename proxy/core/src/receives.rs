@@ -97,7 +97,7 @@ pub struct Receives {
 }
 
 impl Receives {
-    /// None yet, and at most `most` of them.
+    /// An empty list for at most `most` receives.
     pub fn new(most: usize) -> Self {
         let buckets = most.next_power_of_two().max(2);
         // Memory that was never written takes no pages: a ring of 2^16 receives costs what is in use of it.
@@ -118,31 +118,31 @@ impl Receives {
         }
     }
 
-    /// How many there are.
+    /// How many receives there are.
     #[inline]
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// Whether there is none.
+    /// Whether there is no receive.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Whether there are as many as may be.
+    /// Whether there are as many receives as may be.
     #[inline]
     pub fn is_full(&self) -> bool {
         self.count == self.most
     }
 
-    /// The oldest one.
+    /// The oldest receive.
     #[inline]
     pub fn oldest(&self) -> Option<&Posted> {
         self.receive(self.oldest)
     }
 
-    /// All of them, oldest first.
+    /// All receives, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = &Posted> {
         let node = |place: Place| (place > 0).then(|| self.node(place));
         std::iter::successors(node(self.oldest), move |n| node(n.younger)).map(|n| &n.receive)

@@ -23,15 +23,15 @@ const IFA_F_PASSING: u32 = 0x01 | 0x20;
 /// A network interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Interface {
-    /// Its number in the namespace.
+    /// The interface's number in the namespace.
     pub index: u32,
     /// `eth0`.
     pub name: String,
-    /// It is up and has a carrier.
+    /// The interface is up and has a carrier.
     pub up: bool,
-    /// It is the loopback device.
+    /// The interface is the loopback device.
     pub loopback: bool,
-    /// Its addresses.
+    /// The interface's addresses.
     pub addresses: Vec<Held>,
 }
 
@@ -42,9 +42,9 @@ pub struct Held {
     pub ip: IpAddr,
     /// Length of its network's prefix.
     pub prefix: u8,
-    /// It may be used: no other host is known or feared to have it.
+    /// The address may be used: no other host is known or feared to have it.
     pub usable: bool,
-    /// It is soon replaced by another one.
+    /// The address is soon replaced by another one.
     pub passing: bool,
     /// The default route of its family begins with it.
     pub routed: bool,

@@ -27,7 +27,7 @@ const MOST_TOLD: usize = 8;
 /// How often a port is sought that is free at several addresses.
 const PORTS: usize = 16;
 
-/// Which addresses are wanted.
+/// What a process wishes of the addresses that it offers.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wish<'a> {
     /// The setting `host`: `auto`, or the one address that is wanted. Empty is `auto`.
@@ -84,7 +84,7 @@ pub struct Offered {
 }
 
 impl Offered {
-    /// This one address, which was named.
+    /// An offer of one address, which was named.
     pub fn named(ip: IpAddr) -> Offered {
         Offered { at: vec![At { ip, scope: 0, interface: String::new() }], only_here: None }
     }
@@ -106,7 +106,7 @@ impl std::fmt::Display for Offered {
     }
 }
 
-/// The addresses at which this process is reached: as [`choose`], of the interfaces of this namespace.
+/// The addresses at which this process is reached, chosen as [`choose`] does from the interfaces of this namespace.
 ///
 /// # Errors
 /// A sentence that says what was looked at and what to do.
@@ -333,7 +333,7 @@ fn index_of(name: &str) -> io::Result<u32> {
     })
 }
 
-/// The addresses with the number of the own interface that has a link-local one, where it names none: to listen there.
+/// Adds to each link-local address that names no interface the number of this host's interface that has the address, to listen there.
 pub fn own(mut all: Vec<SocketAddr>) -> Vec<SocketAddr> {
     let unscoped =
         |at: &SocketAddr| matches!(at, SocketAddr::V6(v6) if v6.scope_id() == 0 && is_link_local(at.ip()));

@@ -1,4 +1,4 @@
-//! Which interfaces a list names, in NCCL's way.
+//! Lists of network interfaces, read as NCCL reads them.
 
 use std::fmt;
 

@@ -14,10 +14,10 @@ pub struct Places {
 }
 
 impl Places {
-    /// The most that are told.
+    /// The most addresses that are told.
     pub const MOST: usize = 4;
 
-    /// These addresses, as many as there is room for; `None` without any.
+    /// The places of these addresses, as many as there is room for; `None` without any.
     pub fn of(all: &[SocketAddr]) -> Option<Places> {
         let (first, rest) = all.split_first()?;
         let mut more = [None; Places::MOST - 1];
@@ -25,12 +25,12 @@ impl Places {
         Some(Places { first: *first, more })
     }
 
-    /// The one to be tried first.
+    /// The address to be tried first.
     pub fn first(&self) -> SocketAddr {
         self.first
     }
 
-    /// All of them.
+    /// All addresses, in the order in which they are to be tried.
     pub fn all(&self) -> Vec<SocketAddr> {
         [Some(self.first)].into_iter().chain(self.more).flatten().collect()
     }

@@ -102,7 +102,7 @@ impl Reach {
         }
     }
 
-    /// The connection to this address led to another process, for this reason.
+    /// Notes that the connection to this address led to another process, and why.
     pub fn leads_elsewhere(&mut self, at: SocketAddr, why: String) {
         self.failed.push((at, why));
     }

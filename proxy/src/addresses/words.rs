@@ -39,16 +39,16 @@ pub enum Message<'a> {
     },
     /// Another process is reached at none of its addresses.
     Unreached {
-        /// Which process.
+        /// The process, in words.
         whom: &'a str,
         /// What came of each address.
         tried: &'a str,
-        /// Its host.
+        /// The process's host.
         host: &'a str,
     },
     /// Another rank, which is to dial, does not come.
     NotDialled {
-        /// Its number.
+        /// The rank's number.
         rank: u32,
         /// Where this process waits for it.
         at: &'a str,

@@ -34,13 +34,13 @@ pub struct LocalOffer {
 
 /// The other end's memory, mapped for reading, and its doorbell.
 pub struct LocalPeer {
-    /// Its link segment.
+    /// The other end's link segment.
     pub link: Arc<ReadOnlyMemory>,
-    /// Its window.
+    /// The other end's window.
     pub window: Arc<ReadOnlyMemory>,
-    /// Its rings, checked.
+    /// The sizes of the other end's rings, checked.
     pub geometry: Geometry,
-    /// Its engine's doorbell, if that sleeps.
+    /// The doorbell of the other end's engine, if that engine sleeps.
     pub bell: Option<Ringer>,
 }
 
@@ -85,7 +85,7 @@ impl LocalOpening {
         LocalOpening { link, window, posted_receives, bells, recovers: false }
     }
 
-    /// The end replaces a link that breaks, if the other end does so too ([`LocalMet::recovers`]).
+    /// Has the end replace a link that breaks, if the other end does so too ([`LocalMet::recovers`]).
     pub fn recovering(self) -> Self {
         LocalOpening { recovers: true, ..self }
     }

@@ -107,7 +107,7 @@ impl Counts {
 }
 
 impl Counted {
-    /// How many were refused for a reason.
+    /// How many connections were refused for a reason.
     pub fn of(&self, why: &Refused) -> u64 {
         self.refused.iter().find(|(reason, _)| *reason == NAMES[index(why)]).map_or(0, |(_, n)| *n)
     }

@@ -1,4 +1,4 @@
-//! The end that dials.
+//! The end of a connection that dials, on its way through the other end's door.
 
 use std::io::{Error, ErrorKind};
 use std::net::{SocketAddr, TcpStream};

@@ -49,7 +49,7 @@ pub enum Refused {
     Purpose {
         /// This end's.
         ours: Purpose,
-        /// The other end's.
+        /// The other end's purpose.
         theirs: Purpose,
     },
     /// One end alone encrypts.
@@ -82,7 +82,7 @@ pub enum Refused {
     /// The greeting is too long.
     #[error("its greeting has {bytes} bytes, at most {most} allowed")]
     Greeting {
-        /// As it says.
+        /// The length that it says.
         bytes: usize,
         /// The limit.
         most: usize,
@@ -114,7 +114,7 @@ enum Step {
     Proved,
 }
 
-/// One end's part. Give what arrives to [`Handshake::take`], never more than [`Handshake::wants`], and send what
+/// One end's part of the handshake. Give what arrives to [`Handshake::take`], never more than [`Handshake::wants`], and send what
 /// [`Handshake::output`] returns.
 pub struct Handshake {
     key: hmac::Key,

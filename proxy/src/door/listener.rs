@@ -1,4 +1,4 @@
-//! The end that listens.
+//! The end that listens: a door, and the connections on their way through it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, ErrorKind};
@@ -127,7 +127,7 @@ impl Door {
         Door::on_all(vec![listener], terms, limits)
     }
 
-    /// As [`Door::on`], with sockets of several addresses, at least one.
+    /// Listens as [`Door::on`] does, with sockets of several addresses, at least one.
     pub fn on_all(listeners: Vec<TcpListener>, terms: Terms, limits: Limits) -> Result<Door, DoorError> {
         assert!(!listeners.is_empty() && listeners.len() as u64 <= MOST, "{} listeners", listeners.len());
         let made = || -> io::Result<(OwnedFd, OwnedFd, Vec<IpAddr>)> {
@@ -158,12 +158,12 @@ impl Door {
         Ok(Door { listeners, terms, limits, epoll, timer, state: Mutex::new(state), counts: Arc::default() })
     }
 
-    /// Where it listens; the first of several addresses.
+    /// The address at which the door listens; the first of several.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.listeners[0].local_addr()
     }
 
-    /// All addresses at which it listens.
+    /// All addresses at which the door listens.
     pub fn local_addrs(&self) -> io::Result<Vec<SocketAddr>> {
         self.listeners.iter().map(TcpListener::local_addr).collect()
     }

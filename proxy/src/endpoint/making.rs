@@ -235,14 +235,14 @@ impl Endpoint {
         })
     }
 
-    /// The device rings this whenever it has published something, instead of looking
+    /// Has the device ring `interrupt` whenever the device has published something, instead of looking
     /// whether the engine sleeps.
     pub fn with_interrupt(mut self, interrupt: Option<Box<dyn Interrupt>>) -> Self {
         self.interrupt = interrupt;
         self
     }
 
-    /// `tell` is called with the cause if the transport breaks, once: the transport may be
+    /// Has `tell` called once with the cause if the transport breaks: the transport may be
     /// unable to tell the peer of its own end. Called on the engine's thread, so it must not
     /// wait.
     pub fn with_broken(mut self, tell: TellBroken) -> Self {
@@ -250,7 +250,7 @@ impl Endpoint {
         self
     }
 
-    /// The device sees its own segments alone, not where the transport puts what comes:
+    /// Has the device see its own segments alone, and not where the transport puts what comes:
     /// a SEND's payload is copied into the landing ring, which lies in the control segment.
     pub fn with_inbound_copied(mut self) -> Self {
         self.here.copies = true;

@@ -136,7 +136,7 @@ impl Endpoint {
         self.options.peer
     }
 
-    /// Counts so far.
+    /// The counts of the queue pair so far.
     pub fn counters(&self) -> Counters {
         let (bounced, bounced_bytes) = self.here.qp.bounced();
         Counters { bounced, bounced_bytes, ..self.counters }
@@ -518,7 +518,7 @@ impl Endpoint {
         }
     }
 
-    /// How it ended, if it has.
+    /// How the queue pair ended, if it has.
     pub fn status(&self) -> Option<Status> {
         self.session.status()
     }

@@ -31,7 +31,7 @@ const AGAIN: u64 = 10_000_000;
 const LOOK: u64 = 500_000;
 
 impl Endpoint {
-    /// The link is replaced when it breaks. `connect` has just become live with the peer's end, which replaces its link
+    /// Has the link replaced when it breaks. `connect` has just become live with the peer's end, which replaces its link
     /// too; from now on frames of the peer come by `mailbox`, and frames for the peer leave by `send`. Without effect over a
     /// link that can't be made anew: then the end of the link is the queue pair's.
     pub fn with_recovery(

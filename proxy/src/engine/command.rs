@@ -20,11 +20,11 @@ use crate::session::Status;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct QpId(pub u32);
 
-/// The engine has ended, or refused.
+/// Why an engine has not carried out a command: it has ended, or refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
-    /// Its thread is gone.
+    /// The engine's thread is gone.
     #[error("the proxy's engine has ended")]
     Gone,
     /// The thread could not be started.
@@ -33,7 +33,7 @@ pub enum EngineError {
     /// No such queue pair.
     #[error("queue pair {0} is not one of this engine's")]
     NoQp(u32),
-    /// It is taken out, but a device still copies for it: what it used must stay.
+    /// The queue pair is taken out, but a device still copies for it: what it used must stay.
     #[error("a device's copy for a queue pair that was removed does not end; its memory stays")]
     Unsettled(Box<Counters>),
     /// [`crate::region::MAX_REGIONS`] are registered.
@@ -56,7 +56,7 @@ pub type Removed = Option<Removal>;
 /// A queue pair that was removed.
 #[derive(Clone, Copy, Debug)]
 pub struct Removal {
-    /// Its last counts.
+    /// The last counts of the queue pair.
     pub counters: Counters,
     /// Whether its memory can go: no device copies for it.
     pub settled: bool,
@@ -73,7 +73,7 @@ pub struct Waiter<T> {
 }
 
 impl<T> Waiter<T> {
-    /// One who waits where `reply` comes, and who sets `hurry` when the program wants its thread back.
+    /// A waiter that waits where `reply` comes, and sets `hurry` when the program wants its thread back.
     pub fn new(reply: Sender<T>, hurry: Arc<AtomicBool>) -> Self {
         Waiter { reply, hurry }
     }

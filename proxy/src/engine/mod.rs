@@ -369,7 +369,7 @@ impl Engine {
         self.ask(|reply| Command::CountersOf(qp, reply))?.ok_or(EngineError::NoQp(qp.0))
     }
 
-    /// Counts of all its queue pairs, those already removed included.
+    /// Counts of all queue pairs of the engine, those already removed included.
     pub fn counters(&self) -> Result<Counters, EngineError> {
         self.ask(Command::Counters)
     }

@@ -91,11 +91,11 @@ pub enum Arrival {
 /// Whether a message may go out of a region of this side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RegionSends {
-    /// It may.
+    /// The message may.
     Yes,
-    /// That is not known yet, or not yet so; the peer will tell.
+    /// Whether the message may is not known yet, or not yet so; the peer will tell.
     Unknown,
-    /// It may not; a sentence says why, and what else to do.
+    /// The message may not; a sentence says why, and what else to do.
     No(&'static str),
 }
 

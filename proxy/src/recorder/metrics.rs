@@ -19,7 +19,7 @@ pub struct Times {
 }
 
 impl Times {
-    /// Bounds, nanoseconds: 1, 2 and 5 from a microsecond to 10 ms, then decades to 10 s.
+    /// The bounds of times, in nanoseconds: 1, 2 and 5 from a microsecond to 10 ms, then decades to 10 s.
     pub const BOUNDS: [u64; 16] = {
         const US: u64 = 1_000;
         const MS: u64 = 1_000_000;
@@ -82,7 +82,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Adds others. A number that would overflow stays at the largest one.
+    /// Adds the counts and times of `other`. A number that would overflow stays at the largest one.
     pub fn add(&mut self, other: &Metrics) {
         self.counters += other.counters;
         self.waited.iter_mut().zip(other.waited).for_each(add);

@@ -51,7 +51,7 @@ pub struct Engine {
     /// Metrics of the queue pairs that have gone, for each transport. `None` if queue pairs went all the time: then the sums would
     /// not fit the queue pairs that were read.
     pub closed: Option<Vec<Closed>>,
-    /// Its queue pairs.
+    /// The engine's queue pairs.
     pub queue_pairs: Vec<QueuePair>,
 }
 
@@ -60,9 +60,9 @@ pub struct Engine {
 pub struct Program {
     /// The process, by its number in the PID namespace of the engine's process.
     pub pid: u32,
-    /// Its name, as `ps` shows it. [`read`] does not know it.
+    /// The program's name, as `ps` shows it. [`read`] does not know it.
     pub name: Option<String>,
-    /// Its state, as /proc names states. [`read`] does not know it.
+    /// The program's state, as /proc names states. [`read`] does not know it.
     pub state: Option<char>,
 }
 
@@ -78,7 +78,7 @@ impl Program {
 pub struct Copier {
     /// The process, by its number in the PID namespace of the engine's process.
     pub pid: u32,
-    /// Its state, as /proc names states. [`read`] does not know it.
+    /// The process's state, as /proc names states. [`read`] does not know it.
     pub state: Option<char>,
 }
 
@@ -107,7 +107,7 @@ pub struct QueuePair {
     pub about: About,
     /// When the engine took it in.
     pub added: u64,
-    /// Its counts and times so far. `None` if the engine was storing them, or was stopped while it did.
+    /// The queue pair's counts and times so far. `None` if the engine was storing them, or was stopped while it did.
     pub metrics: Option<Metrics>,
     /// The last entries, the newest last; never empty.
     pub entries: Vec<Entry>,

@@ -22,11 +22,11 @@ const SHOWN: usize = 8;
 /// A process whose recorders were read.
 #[derive(Clone, Debug, Serialize)]
 pub struct Process {
-    /// Its number, as the reader sees it.
+    /// The process's number, as the reader sees it.
     pub pid: u32,
-    /// Its name, as `ps` shows it.
+    /// The process's name, as `ps` shows it.
     pub name: String,
-    /// Its engines.
+    /// The process's engines.
     pub engines: Vec<Engine>,
 }
 

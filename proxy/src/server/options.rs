@@ -11,7 +11,7 @@ use crate::wire::{Amounts, MAX_FDS, QP_FDS};
 /// What becomes of the queue pairs of a server that is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leaves {
-    /// Those that can go on with another proxy are left as they are for the next one; the others end. For a server whose process
+    /// Queue pairs that can go on with another proxy are left as they are for the next one; the others end. For a server whose process
     /// ends with it.
     ToTheNext,
     /// All of them end, for this reason: the end of a sentence that begins with the proxy.
@@ -19,7 +19,7 @@ pub enum Leaves {
 }
 
 impl Leaves {
-    /// For a server that is a part of a program.
+    /// What becomes of the queue pairs of a server that is a part of a program.
     pub const OF_A_PROGRAM: Leaves = Leaves::Ends("was stopped by the program that it was a part of");
 }
 
@@ -52,7 +52,7 @@ pub struct ServerOptions {
 }
 
 impl ServerOptions {
-    /// The defaults: 64 programs of this process's user and root, each with 64 queue pairs, 256 regions and 16 GiB, and no
+    /// The default options: 64 programs of this process's user and root, each with 64 queue pairs, 256 regions and 16 GiB, and no
     /// quota of a user that would be less; no engine is pinned and none reports a stall.
     pub fn new(stop: EventFd) -> Self {
         ServerOptions {

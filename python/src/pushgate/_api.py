@@ -346,7 +346,7 @@ class Comm(_Handle):
         return [everything.raw[size * rank : size * (rank + 1)] for rank in range(ranks)]
 
     def barrier(self) -> None:
-        """Waits until every rank has called it."""
+        """Waits until every rank has called ``barrier``."""
         call("comm_barrier", self)
 
     def check(self) -> None:

@@ -70,7 +70,7 @@ impl Op {
         }
     }
 
-    /// As the kernel numbers them.
+    /// The operation's number in the kernel.
     pub fn code(self) -> u32 {
         self as u32
     }

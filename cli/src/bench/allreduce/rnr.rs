@@ -18,7 +18,7 @@ pub struct Rnr {
 }
 
 impl Rnr {
-    /// Of the ports that queue pairs use. The error is a sentence.
+    /// Opens the counters of the ports that queue pairs use. The error is a sentence.
     pub fn open(context: &Context) -> Result<Self, String> {
         let class = Path::new("/sys/class/infiniband");
         let (devices, port) =
@@ -45,7 +45,7 @@ impl Rnr {
         Ok(rnr)
     }
 
-    /// How far they grew since it was asked before, or since they were opened.
+    /// How far the counters grew since the last call, or since they were opened.
     pub fn increase(&mut self) -> Result<u64, String> {
         std::thread::sleep(self.lifespan);
         let mut sum = 0u64;

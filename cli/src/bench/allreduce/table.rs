@@ -25,7 +25,7 @@ fn runs(l: &Line) -> [Run; 2] {
     [out, in_place]
 }
 
-/// What stands above the sizes. `why`: which executor runs, and why.
+/// The lines above the sizes. `why`: which executor runs, and why.
 pub fn header(form: Form, why: &str) -> String {
     match form {
         Form::Json => String::new(),
@@ -42,7 +42,7 @@ pub fn header(form: Form, why: &str) -> String {
     }
 }
 
-/// One size.
+/// The line of one size.
 pub fn line(form: Form, l: &Line) -> String {
     let [out, in_place] = runs(l);
     match form {
@@ -74,7 +74,7 @@ pub fn line(form: Form, l: &Line) -> String {
     }
 }
 
-/// What stands below the sizes of a run that has succeeded.
+/// The lines below the sizes of a run that has succeeded.
 pub fn footer(form: Form, lines: &[Line]) -> String {
     if form != Form::Table {
         return String::new();

@@ -184,7 +184,7 @@ pub fn commands(settings: impl Fn(Command) -> Command) -> Vec<Command> {
     Kind::ALL.into_iter().map(command).collect()
 }
 
-/// Runs if `name` is one of these.
+/// Runs the bench `name`, if it is one of these benches.
 pub fn run(
     name: &str,
     m: &ArgMatches,

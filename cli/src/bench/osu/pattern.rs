@@ -16,12 +16,12 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// From one place to the next: whole units of the window, and the guard.
+    /// Bytes from one place to the next: whole units of the window, and the guard.
     pub fn stride(&self) -> u64 {
         self.bytes.next_multiple_of(64) + GUARD
     }
 
-    /// All places.
+    /// Bytes of all places.
     pub fn len(&self) -> u64 {
         self.stride() * self.places as u64
     }
@@ -65,7 +65,7 @@ impl Pattern {
         (z ^ (z >> 31)).to_le_bytes().map(|b| b.wrapping_add(self.pass))
     }
 
-    /// The messages of a window, for their sender.
+    /// Fills memory with the messages of a window, for their sender.
     pub fn fill(&self, layout: Layout, memory: &mut [u8]) {
         for (place, memory) in memory.chunks_exact_mut(layout.stride() as usize).enumerate() {
             let message = &mut memory[..layout.bytes as usize];
@@ -75,7 +75,7 @@ impl Pattern {
         }
     }
 
-    /// What lies at the receiver before: no byte is right, and guards stand behind.
+    /// Fills the receiver's memory before the messages come: no byte is right, and guards stand behind.
     pub fn clear(&self, layout: Layout, memory: &mut [u8]) {
         self.fill(layout, memory);
         for memory in memory.chunks_exact_mut(layout.stride() as usize) {
@@ -85,7 +85,7 @@ impl Pattern {
         }
     }
 
-    /// Every byte of every place, and of what stands behind.
+    /// Checks every byte of every place, and of the guards behind.
     pub fn check(&self, layout: Layout, memory: &[u8]) -> Result<(), Wrong> {
         let mut wrong: Option<Wrong> = None;
         let mut seen = |place: usize, offset: usize, is: u8, expected: u8| {

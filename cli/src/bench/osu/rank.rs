@@ -349,7 +349,7 @@ fn layout(o: &Options, bytes: u64) -> Layout {
     Layout { places: places as u32, ..one }
 }
 
-/// All of one rank's run. What was wrong with the bytes, if anything; rank 0 has put that in
+/// Runs one rank to the end. Returns what was wrong with the bytes, if anything; rank 0 has put that in
 /// the table.
 pub fn run(o: &Options, comm: &Comm, processes: u32) -> Result<Option<String>> {
     let mut rank = Rank::new(o, comm)?;

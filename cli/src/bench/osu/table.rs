@@ -10,7 +10,7 @@ use super::{Kind, Options};
 const SIZE: usize = 10;
 const FIELD: usize = 18;
 
-/// What one size came to.
+/// The result of one size.
 pub struct Line {
     pub bytes: u64,
     /// Of the measured iterations, nanoseconds.

@@ -80,7 +80,7 @@ pub struct Arriving {
 }
 
 impl Arriving {
-    /// Nothing has arrived. At most `1 << window_log` messages are on their way at once.
+    /// A receiver for which nothing has arrived. At most `1 << window_log` messages are on their way at once.
     pub fn new(window_log: u32) -> Self {
         Arriving { slots: vec![Slot::default(); 1 << window_log].into(), accepted: 0, taken: [0; MOST_RAILS] }
     }
@@ -139,7 +139,7 @@ impl Arriving {
         self.accepted
     }
 
-    /// The next message of the order has arrived whole.
+    /// Whether the next message of the order has arrived whole.
     #[inline]
     pub fn has_next(&self) -> bool {
         self.slot(self.accepted).is_whole() || self.jumps_a_hole()

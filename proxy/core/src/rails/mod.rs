@@ -40,7 +40,7 @@ pub struct Rules {
 pub struct Stripe {
     /// The message's sequence number.
     pub message: u64,
-    /// Which of the message's stripes this is.
+    /// The stripe's number in its message, from 0.
     pub index: u8,
     /// Stripes that the message has.
     pub of: u8,

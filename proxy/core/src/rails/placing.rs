@@ -28,7 +28,7 @@ pub struct Placing {
 }
 
 impl Placing {
-    /// Nothing is on its way; at most `messages` ever are.
+    /// A sender's view with nothing on its way; at most `messages` ever are.
     pub fn new(messages: usize) -> Self {
         Placing { on_their_way: Copies::new(messages), unknown: 0, received: 0 }
     }
@@ -40,7 +40,7 @@ impl Placing {
         self.unknown <= self.received && !touched
     }
 
-    /// Message `message`, the next one, was taken: its payload goes there.
+    /// Notes that message `message`, the next one, was taken, and that its payload goes to `target`.
     #[inline]
     pub fn posted(&mut self, message: u64, target: Target, length: u32) {
         match target {

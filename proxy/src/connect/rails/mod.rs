@@ -25,9 +25,9 @@ const SHORTEST: u32 = 16 << 10;
 
 /// One of several devices at this end.
 enum One<There, Away> {
-    /// It carries.
+    /// The rail carries.
     There(There),
-    /// It can't carry anything yet, or the other end's can't: the rail is joined later, as one that broke.
+    /// The rail can't carry anything yet at one of the ends: it is joined later, as one that broke.
     Away(Away),
 }
 
@@ -179,8 +179,8 @@ impl RailsPrepared {
 }
 
 impl RailsMet {
-    /// Makes one link of them all. A rail that breaks comes back over another link of its device. For `recover` the ends may be
-    /// without a rail; `jitter` tells many queue pairs' attempts apart.
+    /// Makes one link of the links of all devices. A rail that breaks comes back over another link of its device. For `recover` the ends
+    /// may be without a rail; `jitter` tells many queue pairs' attempts apart.
     pub fn join(self, channel: RailFrames, recover: Duration, jitter: u64) -> Rails {
         let (geometry, peer_geometry) = (self.geometry, self.peer_geometry);
         let options = Options {

@@ -42,7 +42,7 @@ const MAGIC: u8 = 0x50;
 const PLACED: u8 = 1;
 const SUMMED: u8 = 2;
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A message, or a part of it.
@@ -88,7 +88,7 @@ impl Kind {
         self.code().1 / 8
     }
 
-    /// Its number, and the bytes that it asks for behind the header.
+    /// The kind's number, and the bytes that it asks for behind the header.
     fn code(self) -> (u8, usize) {
         let (code, _, bytes) = Self::ALL[self as usize];
         (code, bytes)
@@ -101,7 +101,7 @@ pub enum FrameError {
     /// The first byte is another.
     #[error("it begins with byte {0:#04x}, expected 0x50")]
     Magic(u8),
-    /// Another version.
+    /// The frame is of another version.
     #[error("its version is {0}, expected {VERSION}")]
     Version(u8),
     /// A kind or flags that there are not.
@@ -139,7 +139,7 @@ pub struct Head {
     pub sum: Option<u32>,
     /// Payload behind it, bytes.
     pub payload: u32,
-    /// Its number on the stream.
+    /// The frame's number on the stream.
     pub number: u32,
     /// DATA: where the payload belongs in the message.
     pub offset: u32,

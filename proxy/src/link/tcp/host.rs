@@ -78,7 +78,7 @@ pub struct Tuning {
     pub io: Io,
     /// One thread drives the links.
     pub one_thread: bool,
-    /// They are encrypted. Both ends must agree.
+    /// The streams are encrypted. Both ends must agree.
     pub tls: bool,
 }
 

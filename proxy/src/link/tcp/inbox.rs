@@ -51,7 +51,7 @@ impl Mirror {
 pub struct OwnRegion {
     /// Address of its first byte.
     pub address: usize,
-    /// Its bytes.
+    /// The region's length in bytes.
     pub bytes: u64,
 }
 

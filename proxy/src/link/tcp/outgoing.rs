@@ -25,11 +25,11 @@ const AHEAD: usize = MOST_PAYLOAD;
 /// A message that is to leave.
 #[derive(Clone, Copy)]
 pub struct Leaving {
-    /// Its sequence number.
+    /// The message's sequence number.
     pub sequence: u64,
-    /// Its record, as the peer gets it.
+    /// The message's record, as the peer gets it.
     pub words: RecordWords,
-    /// Its payload, if that is not in the record.
+    /// The message's payload, if that is not in the record.
     pub payload: Piece,
     /// The payload goes to a region of the peer.
     pub placed: bool,
@@ -100,8 +100,8 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
-    /// For `streams` streams, and at most `messages` messages in flight (a power of two), beginning with message `first`. Messages
-    /// are cut into parts of `part` bytes.
+    /// The sending end of `streams` streams, for at most `messages` messages in flight (a power of two), beginning with message
+    /// `first`. Messages are cut into parts of `part` bytes.
     pub fn new(streams: usize, messages: usize, first: u64, sums: bool, part: usize) -> Self {
         Outgoing {
             streams: (0..streams).map(|_| Stream::new()).collect(),
@@ -114,7 +114,7 @@ impl Outgoing {
         }
     }
 
-    /// A message is to leave. The caller holds a permit for it.
+    /// Takes a message that is to leave. The caller holds a permit for it.
     #[inline]
     pub fn message(&mut self, message: Leaving) {
         debug_assert!(self.messages.len() < self.frames_of.len());
@@ -127,7 +127,7 @@ impl Outgoing {
         self.streams[0].has_room(0)
     }
 
-    /// A control frame is to leave, after what is in frames already.
+    /// Takes a control frame that is to leave, after what is in frames already.
     ///
     /// # Panics
     ///

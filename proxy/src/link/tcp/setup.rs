@@ -98,7 +98,7 @@ impl TcpOpening {
         Ok(TcpOpening { config, geometry, window, meeting, place, recovers: false, part: MOST_PAYLOAD })
     }
 
-    /// The end replaces a link that breaks, if the other end does so too ([`TcpLink::recovers`]).
+    /// Has the end replace a link that breaks, if the other end does so too ([`TcpLink::recovers`]).
     pub fn recovering(self) -> Self {
         TcpOpening { recovers: true, ..self }
     }
@@ -109,7 +109,7 @@ impl TcpOpening {
         TcpOpening { part: bytes.clamp(8, MOST_PAYLOAD), ..self }
     }
 
-    /// What the peer is told.
+    /// The offer that the peer is told.
     pub fn offer(&self) -> Offer {
         let g = &self.geometry;
         Offer {

@@ -25,7 +25,7 @@ const EVENTS: usize = 64;
 /// Takes streams that end, so that the last bytes still reach the peer.
 pub type Finish = Box<dyn FnMut(Vec<Stream>) + Send>;
 
-/// Which streams of one engine can go on. One system call asks for all of them, so that links over which nothing comes cost
+/// Tells which streams of one engine can go on. One system call asks for all of them, so that links over which nothing comes cost
 /// none. One thread at a time asks, the engine's.
 pub struct Readiness {
     /// Edge-triggered: says once that a stream can go on again.
@@ -49,7 +49,7 @@ const ROOM: u64 = 2;
 const END: u64 = 4;
 
 impl Readiness {
-    /// No stream yet.
+    /// Watches no stream yet.
     pub fn new() -> io::Result<Arc<Self>> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let bits = (0..MOST * 4 / 64).map(|_| AtomicU64::new(0)).collect();

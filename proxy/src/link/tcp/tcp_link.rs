@@ -239,7 +239,7 @@ impl TcpLink {
         self.wire.as_ref().map_or("nothing", |wire| wire.name())
     }
 
-    /// Both ends replace the link when it breaks.
+    /// Whether both ends replace the link when it breaks.
     pub fn recovers(&self) -> bool {
         self.terms.recovers
     }

@@ -1,4 +1,4 @@
-//! Which wire the links of a host get: io_uring or plain sockets.
+//! The choice of the wire for the links of a host: io_uring or plain sockets.
 
 use std::io;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};

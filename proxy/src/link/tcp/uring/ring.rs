@@ -94,7 +94,7 @@ pub struct OpId(u32);
 /// What came of an operation.
 #[derive(Clone, Copy)]
 pub struct Outcome {
-    /// As the system call would have returned it.
+    /// The result that the system call would have returned.
     pub result: Result<usize, Errno>,
     /// The socket has more to read.
     pub more: bool,
@@ -183,7 +183,7 @@ impl Ring {
         self.lock().free_files.len() >= sockets
     }
 
-    /// The kernel can send without a copy.
+    /// Whether the kernel can send without a copy.
     pub fn zero_copy(&self) -> bool {
         self.zero_copy
     }
@@ -211,12 +211,12 @@ impl Queues {
         }
     }
 
-    /// A wire comes.
+    /// Counts a wire that comes to the ring.
     pub fn add_wire(&mut self) {
         self.wires += 1;
     }
 
-    /// A wire goes.
+    /// Counts a wire that leaves the ring.
     pub fn remove_wire(&mut self) {
         self.wires -= 1;
     }
@@ -385,7 +385,7 @@ impl Queues {
         Some(copied)
     }
 
-    /// Nobody will ask for what comes of an operation, so it keeps nobody awake.
+    /// Says that nobody will ask for what comes of an operation, so that it keeps nobody awake.
     pub fn mute(&mut self, op: OpId) {
         let op = &mut self.ops[op.0 as usize];
         if !std::mem::replace(&mut op.muted, true) {
