@@ -20,7 +20,6 @@ use pushgate_proxy::session::Status;
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::mesh::{BothReady, Call, Ended, Events, Meetings, Mesh, QUEUE_PAIRS, TellEngine, listen_at};
-use crate::pending::PendingQueuePairs;
 use crate::qp::{OwnEnd, QpConfig, QueuePair};
 use crate::ranks::{Membership, UniqueId, check_rank, check_size};
 use crate::settings::{QpKind, Transport};
@@ -244,17 +243,8 @@ impl Comm {
         Ok(self.queue_pairs(&[(peer, label)], config)?.pop().expect("one was asked for"))
     }
 
-    /// Makes several queue pairs at once, one for each (peer, label) in `ends`.
-    ///
-    /// All offers go out before the first answer is waited for, so rings and meshes of queue pairs come
-    /// up in whatever order the ranks call.
-    pub fn queue_pairs(&self, ends: &[(u32, u32)], config: QpConfig) -> Result<Vec<QueuePair>> {
-        self.begin_queue_pairs(ends, config)?.wait()
-    }
-
-    /// Begins to make several queue pairs at once, as [`Comm::queue_pairs`] does, without waiting for the peers: for a thread
-    /// that has several ranks, or other work meanwhile.
-    pub fn begin_queue_pairs(&self, ends: &[(u32, u32)], config: QpConfig) -> Result<PendingQueuePairs<'_>> {
+    /// Begins to meet the peers of several queue pairs.
+    pub(crate) fn meetings(&self, ends: &[(u32, u32)], config: QpConfig) -> Result<Meetings<'_, OwnEnd<'_>>> {
         self.mesh.here()?;
         let mut own = Vec::with_capacity(ends.len());
         for &(peer, label) in ends {
@@ -265,7 +255,7 @@ impl Comm {
             let set_up = self.mesh.set_up(peer, QUEUE_PAIRS + label);
             own.push((set_up, OwnEnd::new(&self.context, &self.mesh, peer, config)?));
         }
-        Ok(PendingQueuePairs::new(self, Meetings::begin(&self.mesh, own)?))
+        Meetings::begin(&self.mesh, own)
     }
 
     /// Joins ends that are ready, and whose peers are.

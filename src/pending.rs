@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::comm::Comm;
 use crate::error::Result;
 use crate::mesh::Meetings;
-use crate::qp::{OwnEnd, QueuePair};
+use crate::qp::{OwnEnd, QpConfig, QueuePair};
 
 /// Queue pairs whose ends have not met yet, made by [`Comm::begin_queue_pairs`]: all of them come up, or none.
 ///
@@ -19,11 +19,23 @@ pub struct PendingQueuePairs<'a> {
     meetings: Meetings<'a, OwnEnd<'a>>,
 }
 
-impl<'a> PendingQueuePairs<'a> {
-    pub(crate) fn new(comm: &'a Comm, meetings: Meetings<'a, OwnEnd<'a>>) -> Self {
-        PendingQueuePairs { comm, meetings }
+impl Comm {
+    /// Makes several queue pairs at once, one for each (peer, label) in `ends`.
+    ///
+    /// All offers go out before the first answer is waited for, so rings and meshes of queue pairs come
+    /// up in whatever order the ranks call.
+    pub fn queue_pairs(&self, ends: &[(u32, u32)], config: QpConfig) -> Result<Vec<QueuePair>> {
+        self.begin_queue_pairs(ends, config)?.wait()
     }
 
+    /// Begins to make several queue pairs at once, as [`Comm::queue_pairs`] does, without waiting for the peers: for a thread
+    /// that has several ranks, or other work meanwhile.
+    pub fn begin_queue_pairs(&self, ends: &[(u32, u32)], config: QpConfig) -> Result<PendingQueuePairs<'_>> {
+        Ok(PendingQueuePairs { comm: self, meetings: self.meetings(ends, config)? })
+    }
+}
+
+impl PendingQueuePairs<'_> {
     /// Goes on with what has come from the peers, and waits for more at most for `time`. True once all ends are ready, so that
     /// [`PendingQueuePairs::wait`] waits no more.
     ///
@@ -53,7 +65,7 @@ impl fmt::Debug for PendingQueuePairs<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Context, Error, QpConfig, Settings};
+    use crate::{Context, Error, Settings};
 
     fn ranks(size: u32, timeout: &str) -> Vec<Comm> {
         let mut settings = Settings::default();

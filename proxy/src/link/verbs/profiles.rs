@@ -1,7 +1,16 @@
 //! Profiles of the simulated device that behave as adapters do, and what a link makes of them. The facts are of rdma-core's providers and of
 //! what its history has for earlier releases.
 
-use super::simulated::InError;
+/// What devices do differently with a queue pair in the error state.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct InError {
+    /// They refuse work requests.
+    pub(super) refuses: bool,
+    /// What is posted then is never completed, unless the queue is empty.
+    pub(super) drops: bool,
+    /// They flush receives before they complete the send that failed.
+    pub(super) receives_first: bool,
+}
 
 /// What an adapter does.
 #[derive(Clone, Copy)]

@@ -22,7 +22,7 @@ use pushgate_rdma_core_sys::*;
 use super::device::Device;
 use super::kinds::{Kind, Protocol};
 use super::mock::{self, Mock};
-use super::profiles::Profile;
+use super::profiles::{InError, Profile};
 
 /// Bytes of a piece of a short WRITE, and of a long one.
 const WORD: usize = 8;
@@ -73,17 +73,6 @@ struct Qp {
     sends: VecDeque<Write>,
     receives: VecDeque<u64>,
     late: Vec<Late>,
-}
-
-/// What devices do differently with a queue pair in the error state.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct InError {
-    /// They refuse work requests.
-    pub(super) refuses: bool,
-    /// What is posted then is never completed, unless the queue is empty.
-    pub(super) drops: bool,
-    /// They flush receives before they complete the send that failed.
-    pub(super) receives_first: bool,
 }
 
 #[derive(Default)]
