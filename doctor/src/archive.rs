@@ -195,6 +195,9 @@ impl Pack<'_> {
                 for file in ["state", "phys_state", "link_layer", "rate", "lid"] {
                     self.file(&format!("{at}/{file}"), all);
                 }
+                for (place, _) in &port.pkeys {
+                    self.file(&format!("{at}/pkeys/{place}"), all);
+                }
                 let at = self.stand.path(&at);
                 // That of an iWARP device is known by a hardware address, which is left out.
                 let by_hardware = if device.is_iwarp() { port.netdev.as_ref() } else { None };

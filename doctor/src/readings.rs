@@ -126,6 +126,9 @@ pub struct Wants {
     pub port: u8,
     /// The entry of its GID table, if one is named.
     pub gid_index: Option<u32>,
+    /// The partition's key, if one is named.
+    #[serde(default)]
+    pub pkey: Option<u16>,
     /// Records follow their payload at once, whatever is known of the device.
     pub assumes_order: bool,
     /// Traffic class of RDMA packets.
@@ -157,6 +160,7 @@ impl Default for Wants {
             devices: Vec::new(),
             port: 1,
             gid_index: None,
+            pkey: None,
             assumes_order: false,
             traffic_class: 0,
             huge_pages: HugePages::Try,
@@ -256,6 +260,8 @@ pub struct RdmaPort {
     pub lid: Read<String>,
     /// Entries of its GID table that hold an address.
     pub gids: Vec<GidEntry>,
+    /// Its partition keys, each with its place.
+    pub pkeys: Vec<(u16, u16)>,
     /// Its network interface.
     pub netdev: Option<String>,
     /// What libibverbs says.

@@ -336,6 +336,9 @@ fn no_gpu(h: &mut Host) {
 
 fn infiniband(h: &mut Host) {
     h.write(&format!("{PORT}/link_layer"), b"InfiniBand\n");
+    for (place, key) in [(0, "0xffff"), (1, "0x8001"), (2, "0x0002"), (3, "0x0000")] {
+        h.write(&format!("{PORT}/pkeys/{place}"), format!("{key}\n").as_bytes());
+    }
 }
 
 /// An InfiniBand port without an interface of IPoIB: eth9 is another device's, as of a network for management alone.
@@ -545,6 +548,30 @@ cases! {
     "rdma-gid" Failed "subnet manager" |h| {
         infiniband(h);
         h.remove(&format!("{PORT}/gids"));
+    };
+
+    "rdma-pkey" NotApplicable "not InfiniBand" |_| {};
+    "rdma-pkey" Passed "0xffff: a full member (all keys: 0xffff, 0x8001, 0x0002)" infiniband;
+    "rdma-pkey" Passed "0x8001: a full member" |h| {
+        infiniband(h);
+        h.wants.pkey = Some(1);
+    };
+    "rdma-pkey" Warned "0x0002: a limited member" |h| {
+        infiniband(h);
+        h.wants.pkey = Some(0x8002);
+    };
+    "rdma-pkey" Warned "0x7fff: a limited member" |h| {
+        infiniband(h);
+        h.write(&format!("{PORT}/pkeys/0"), b"0x7fff\n");
+    };
+    "rdma-pkey" Failed "pkey is 0x8003, and the port has 0xffff" |h| {
+        infiniband(h);
+        h.wants.pkey = Some(0x8003);
+    };
+    "rdma-pkey" Failed "no partition key at the first place" |h| {
+        infiniband(h);
+        h.wants.verbs = true;
+        h.write(&format!("{PORT}/pkeys/0"), b"0x0000\n");
     };
 
     "rdma-gid-type" Passed "RoCE v2" |_| {};

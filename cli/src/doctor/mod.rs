@@ -112,6 +112,10 @@ pub fn wants(settings: &PluginSettings, told: Result<String, String>) -> Wants {
             AutoOr::Is(index) => Some(index as u32),
             _ => None,
         },
+        pkey: match settings.pkey {
+            AutoOr::Is(key) => Some(key as u16),
+            _ => None,
+        },
         assumes_order: settings.write_order == WriteOrder::Assume,
         traffic_class: match settings.traffic_class {
             AutoOr::Is(class) => class as u8,

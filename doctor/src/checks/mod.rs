@@ -6,6 +6,7 @@ pub mod host;
 pub mod module;
 pub mod nccl;
 pub mod network;
+pub mod partition;
 pub mod pci;
 pub mod rdma;
 
@@ -60,6 +61,7 @@ checks! {
     "rdma-port", "their ports are active", [Rdma], rdma::port;
     "rdma-gid", "a port has an address: an entry in its GID table", [Rdma], rdma::gid;
     "rdma-gid-type", "RoCE v2, which is routed, not v1 alone", [Rdma], rdma::gid_type;
+    "rdma-pkey", "an InfiniBand port is a full member of the partition", [Rdma], partition::pkey;
     "rdma-address", "the interface has the IP address that the GID stands for", [Rdma], rdma::address;
     "rdma-write-order", "whether RDMA WRITEs are known to be placed in order", [Rdma], rdma::write_order;
     "rdma-mtu", "path MTU 4096, and an interface that allows it", [Rdma], network::mtu;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use pushgate_proxy::link::verbs::choice::{SOFTWARE_IWARP, iwarp_netdev, netdev_of_port};
 use pushgate_proxy::link::verbs::kinds::Protocol;
-use pushgate_proxy::link::verbs::{Device, gid};
+use pushgate_proxy::link::verbs::{Device, gid, pkey};
 use pushgate_proxy::netlink;
 use pushgate_topology::Address;
 
@@ -96,6 +96,7 @@ fn port(roots: &Roots, device: &Path, name: &str, number: u8) -> RdmaPort {
         rate: text(&folder.join("rate")),
         lid: text(&folder.join("lid")),
         gids,
+        pkeys: pkey::table(&folder),
         netdev,
         verbs: match roots.live {
             true => {

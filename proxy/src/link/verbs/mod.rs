@@ -64,7 +64,7 @@ mod once;
 mod path;
 #[cfg(test)]
 mod peer_tests;
-mod pkey;
+pub mod pkey;
 #[cfg(test)]
 mod port_tests;
 #[cfg(any(test, feature = "sim"))]

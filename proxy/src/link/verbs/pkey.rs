@@ -6,10 +6,10 @@ use super::error::VerbsError;
 use super::gid::text;
 
 /// The bit that makes a member a full one. Two limited members of a partition do not hear each other.
-const FULL: u16 = 0x8000;
+pub const FULL: u16 = 0x8000;
 
 /// A port's table of partition keys (IB specification, 10.9.2): each place with its key. Empty where there is none.
-fn table(port: &Path) -> Vec<(u16, u16)> {
+pub fn table(port: &Path) -> Vec<(u16, u16)> {
     let Ok(all) = std::fs::read_dir(port.join("pkeys")) else { return Vec::new() };
     let entry = |name: &str| -> Option<(u16, u16)> {
         let key = text(&port.join("pkeys").join(name)).ok()?;
@@ -23,7 +23,7 @@ fn table(port: &Path) -> Vec<(u16, u16)> {
 }
 
 /// The place of a partition, whose full member goes before a limited one.
-fn place(table: &[(u16, u16)], partition: u16) -> Option<u16> {
+pub fn place(table: &[(u16, u16)], partition: u16) -> Option<u16> {
     let of = |key: u16| (key ^ partition) & !FULL == 0;
     table
         .iter()
