@@ -76,7 +76,7 @@ fn p7_a_program_that_hangs_or_fails_is_ended_with_its_children_and_named() {
     let Some((done, text)) = run("ends", "hangs,one-fails,last-dies", "socket") else { return };
     assert_eq!(done.status.code(), Some(1), "{text}");
     let said = [
-        "hangs over socket: still ran after 1 s; logs in ",
+        "hangs over socket: still ran after 10 s; logs in ",
         "pushgate inspect --all:\n",
         "one-fails over socket: rank 1 ended with 1; logs in ",
         "the layer has no name",
