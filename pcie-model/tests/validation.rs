@@ -126,14 +126,14 @@ fn fitted(p: &Parameters) -> Vec<Row> {
         .fits(flags),
         row("flag GPU, CPU, GPU", OWN, "us", flag_round_trip(&[], p) / 1e3, 2.23).fits(flags),
         row(
-            "the same, behind payload and a fence",
+            "the same, after payload and a fence",
             OWN,
             "us",
             (flag_round_trip(&[], p) + fence(&[], p)) / 1e3,
             3.35,
         )
         .fits(flags),
-        row("a system fence behind stores", OWN, "us", fence(&[], p) / 1e3, 1.1).fits(&["sm_ns"]),
+        row("a system fence after stores", OWN, "us", fence(&[], p) / 1e3, 1.1).fits(&["sm_ns"]),
         row(
             "flag from GPU to GPU in host memory",
             TWO,

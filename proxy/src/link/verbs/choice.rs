@@ -219,7 +219,7 @@ impl Candidate {
             };
         }
         if self.transport != first.transport {
-            return format!("{} comes behind {}", self.transport, first.transport);
+            return format!("{} comes after {}", self.transport, first.transport);
         }
         if ours.distance.steps != theirs.distance.steps {
             return format!("it is farther from the GPU ({})", ours.distance.words);

@@ -84,9 +84,9 @@ fn the_best_of_two_devices_is_taken_and_the_report_says_why() {
         (roce("b"), Description { gigabits: None, ..roce("a") }, "a not: it says no speed"),
         (iwarp("b"), soft(roce("a")), "a not: it is in software"),
         // Then the transport.
-        (infiniband("b"), away(0, roce("a")), "a not: RoCE v2 comes behind InfiniBand"),
-        (roce("b"), away(0, v1("a")), "a not: RoCE v1 comes behind RoCE v2"),
-        (v1("b"), away(0, iwarp("a")), "a not: iWARP comes behind RoCE v1"),
+        (infiniband("b"), away(0, roce("a")), "a not: RoCE v2 comes after InfiniBand"),
+        (roce("b"), away(0, v1("a")), "a not: RoCE v1 comes after RoCE v2"),
+        (v1("b"), away(0, iwarp("a")), "a not: iWARP comes after RoCE v1"),
         // Then the distance from the GPU, and at last the name.
         (away(1, roce("b")), away(2, roce("a")), "a not: it is farther from the GPU (distance 2)"),
         (roce("a"), roce("b"), "b not: its name comes later"),
@@ -113,7 +113,7 @@ fn software_iwarp_is_not_taken_where_soft_roce_is_there_whichever_the_kernel_lis
         let choice = Choice::new(all, &Wish::default());
         assert_eq!(
             choice.report(),
-            "rxe0 is taken: RoCE v2, address 10.0.0.1, in software; a-siw0 not: iWARP comes behind RoCE v2"
+            "rxe0 is taken: RoCE v2, address 10.0.0.1, in software; a-siw0 not: iWARP comes after RoCE v2"
         );
         assert_eq!(choice.near(), ["rxe0"], "links of one queue pair speak the same");
     }
@@ -294,7 +294,7 @@ fn a_tree_of_files_is_described_and_the_address_of_an_iwarp_device_is_its_interf
     assert!(!second_port.exists);
     assert_eq!(
         Choice::new(all, &V4).report(),
-        "rxe0 is taken: RoCE v2, address 10.9.0.1, in software; siw0 not: iWARP comes behind RoCE v2; ib0 not: its port is \
+        "rxe0 is taken: RoCE v2, address 10.9.0.1, in software; siw0 not: iWARP comes after RoCE v2; ib0 not: its port is \
          down"
     );
 }
