@@ -57,7 +57,7 @@ impl Place {
         handle::Key(self.key).terms(tls)
     }
 
-    /// With that address alone at which the other end of a connection is known to be reached, if it is one of the place's.
+    /// The place with the one address at which the other end of a connection is known to be reached, if the place has that address.
     pub fn reached(mut self, peer: SocketAddr) -> Place {
         let same = |at: &SocketAddr| at.ip().to_canonical() == peer.ip().to_canonical();
         if let Some(at) = self.at.all().into_iter().find(same) {
@@ -66,7 +66,7 @@ impl Place {
         self
     }
 
-    /// With the key hidden by a secret that both ends of the connection know, and shown again by a second call. A token belongs to
+    /// Hides the place's key by a secret that both ends of the connection know; a second call shows it again. A token belongs to
     /// one connection, so no two keys are hidden alike.
     pub fn hidden(mut self, secret: &Secret) -> Place {
         let mask = secret.bytes::<16>(&[b"again".as_slice(), &self.token].concat());

@@ -46,7 +46,7 @@ impl Alike {
         Alike(said.into_iter().chain(variables).map(|(name, value)| (name.to_owned(), value)).collect())
     }
 
-    /// These values.
+    /// A process that told NCCL these values, for tests.
     #[cfg(test)]
     pub fn of_a_test(values: &[(&str, &str)]) -> Self {
         Alike(values.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect())

@@ -141,7 +141,7 @@ impl CommEnd {
         let _ = self.lane.engine.fail(Some(self.qp), Status::new(abi::PUSHGATE_ABORTED));
     }
 
-    /// Of a queue pair that has ended: whether the peer had received our message `number` when it closed. What the peer said
+    /// Whether the peer of a queue pair that has ended had received our message `number` when it closed. What the peer said
     /// before the end may not have been read yet.
     #[cold]
     pub fn peer_has(&self, number: u64) -> bool {

@@ -100,9 +100,9 @@ impl Key {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handle {
     pub key: Key,
-    /// It listens at the Unix socket that is named after the key's nonce, in its network namespace.
+    /// The listener has a Unix socket that is named after the key's nonce, in its network namespace.
     pub unix: bool,
-    /// It listens at these addresses.
+    /// Addresses at which the listener listens over TCP.
     pub tcp: Option<Places>,
     /// Queue pairs over RDMA, and those over TCP, can be made there.
     pub between: Between,

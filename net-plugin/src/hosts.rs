@@ -31,7 +31,7 @@ pub struct Listed {
 }
 
 impl Listed {
-    /// Those of this process. `id`: what the variable NCCL_HOSTID holds, by which NCCL takes a rank for a host of its own.
+    /// The devices that this process lists. `id`: what the variable NCCL_HOSTID holds, by which NCCL takes a rank for a host of its own.
     pub fn here(identity: &Identity, id: Option<&str>, devices: &[&str]) -> Self {
         let host = match id {
             Some(id) => handle::sum(id.as_bytes()),

@@ -21,7 +21,7 @@ pub struct Lane {
     pub bell: Arc<EventFd>,
     /// Which streams of the lane's connections over TCP can go on.
     pub readiness: Arc<Readiness>,
-    /// Of a lane for connections over RDMA, as all RMA lanes may be.
+    /// The RDMA device of a lane for connections over RDMA, as all RMA lanes may be.
     pub device: Option<Arc<Rdma>>,
     /// What is done with the GPU's memory over the device. Dropped before the GPU, because it holds some of the GPU's memory.
     pub over_rdma: Option<Arc<OverRdma>>,

@@ -32,21 +32,21 @@ impl Ranks {
 /// The cores of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cores {
-    /// Those that it may use.
+    /// Cores that the process may use.
     pub allowed: usize,
-    /// Those that it may use without taking another rank's part of the host's cores.
+    /// Cores that the process may use without taking another rank's part of the host's cores.
     pub own: usize,
 }
 
 impl Cores {
-    /// Of a process on this host beside other ranks.
+    /// The cores of a process on this host beside other ranks.
     pub fn here(ranks: Ranks) -> Cores {
         let allowed = std::thread::available_parallelism().map_or(1, usize::from);
         let online = std::fs::read_to_string("/sys/devices/system/cpu/online").ok();
         Cores::of(allowed, online.and_then(|list| count(list.trim())).unwrap_or(allowed), ranks.count())
     }
 
-    /// Of a process that may use `allowed` of the host's cores beside other ranks.
+    /// The cores of a process that may use `allowed` of the host's cores beside other ranks.
     pub fn of(allowed: usize, host: usize, ranks: u32) -> Cores {
         Cores { allowed, own: allowed.min((host / ranks.max(1) as usize).max(1)) }
     }

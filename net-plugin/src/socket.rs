@@ -110,7 +110,7 @@ impl Line {
         out.flush()
     }
 
-    /// As [`Line::send`], for frames that may be lost: the frame is dropped if the peer has not read 16 earlier ones, or, where
+    /// Sends a frame that may be lost ([`Line::send`]): the frame is dropped if the peer has not read 16 earlier ones, or, where
     /// frames are kept, has not said to have 64 earlier ones, so that
     /// a peer that reads nothing cannot make frames pile up, or if the socket is broken for good.
     pub fn tell(&self, bytes: &[u8], fds: Vec<OwnedFd>) {

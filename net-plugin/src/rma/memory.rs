@@ -8,11 +8,11 @@ use crate::error::{Code, Failure, Result};
 /// A registered memory.
 #[derive(Debug)]
 pub struct Memory {
-    /// Its number.
+    /// The memory's number.
     pub number: u32,
     /// The address of the first byte; the GPU's if `cuda`.
     pub address: usize,
-    /// Its size.
+    /// The memory's size, bytes.
     pub bytes: usize,
     /// The memory belongs to the lane's GPU.
     pub cuda: bool,
@@ -27,7 +27,7 @@ impl Memory {
         (end <= self.bytes as u64).then(|| self.address + offset as usize)
     }
 
-    /// As [`Memory::address_of`], with the error for NCCL.
+    /// The address of a stretch ([`Memory::address_of`]), or the error for NCCL.
     pub fn stretch(&self, offset: u64, length: u64) -> Result<usize> {
         self.address_of(offset, length).ok_or_else(|| {
             let text = format!(

@@ -115,7 +115,7 @@ impl Outgoing {
         self.end.abort();
     }
 
-    /// Of a queue pair that has ended: whether the other rank closed it in order, and had all that was sent.
+    /// Whether the other rank of a queue pair that has ended closed it in order, and had all that was sent.
     pub fn has_all(&self) -> bool {
         // An end that refuses a message, or fails, says farewell too.
         let closed =

@@ -134,7 +134,7 @@ pub struct Outcome {
     pub hash: u64,
     /// The promise that was broken, if one was.
     pub violation: Option<Violation>,
-    /// Then the last events before that, oldest first.
+    /// The last events before the promise was broken, oldest first.
     pub last: Vec<String>,
 }
 

@@ -97,7 +97,7 @@ pub struct Description {
     pub exists: bool,
     /// What the device speaks, if it says.
     pub protocol: Option<Protocol>,
-    /// Its link layer is InfiniBand's, and not Ethernet.
+    /// The port's link layer is InfiniBand's, and not Ethernet.
     pub infiniband: bool,
     /// The CPU does its work.
     pub software: bool,
@@ -109,7 +109,7 @@ pub struct Description {
     pub gids: Vec<GidEntry>,
     /// IP addresses of its network interface, which iWARP uses.
     pub addresses: Vec<IpAddr>,
-    /// Its rate, Gb/s.
+    /// The port's rate, Gb/s.
     pub gigabits: Option<f64>,
     /// From the GPU.
     pub distance: Distance,

@@ -44,7 +44,7 @@ impl RdmaCm {
 /// How a queue pair is brought up. `None` means: choose.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Its port, from 1.
+    /// The RDMA device's port, from 1.
     pub port: u8,
     /// Place in the port's table of addresses.
     pub gid_index: Option<u32>,
@@ -52,7 +52,7 @@ pub struct Config {
     pub family: Option<Family>,
     /// Path MTU, bytes; at most the port's and the peer's.
     pub mtu: Option<u32>,
-    /// Of the IP header or GRH. `None`: what rdma_cm finds for the route (a site's default), 0 without rdma_cm.
+    /// The traffic class of the IP header or GRH. `None`: what rdma_cm finds for the route (a site's default), 0 without rdma_cm.
     pub traffic_class: Option<u8>,
     /// 0 to 15. `None`: as for the traffic class.
     pub service_level: Option<u8>,

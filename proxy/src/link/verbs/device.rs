@@ -83,7 +83,7 @@ unsafe impl Sync for Device {}
 /// What a port said of itself at one time: a subnet manager and an interface's MTU change it under an open device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortState {
-    /// It can send and receive.
+    /// The port can send and receive.
     pub active: bool,
     /// Path MTU now, bytes.
     pub mtu: u32,
@@ -382,7 +382,7 @@ impl Device {
         self.context.as_ptr()
     }
 
-    /// As `ibv_devices` shows it.
+    /// The device's name, as `ibv_devices` shows it.
     pub fn name(&self) -> &str {
         &self.name
     }

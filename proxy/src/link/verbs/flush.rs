@@ -33,7 +33,7 @@ const BYTES: u32 = 8;
 
 /// Memory of a device, at least eight bytes of it, that may be read at any time.
 pub struct Word {
-    /// Its address on the device.
+    /// The word's address on the device.
     pub address: u64,
     /// Bytes from there that are registered.
     pub bytes: usize,

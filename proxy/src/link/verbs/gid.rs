@@ -52,7 +52,7 @@ pub struct GidEntry {
     pub gid: Gid,
     /// What packets look like.
     pub kind: GidType,
-    /// Its network interface, if any.
+    /// The entry's network interface, if any.
     pub netdev: Option<String>,
 }
 
@@ -75,7 +75,7 @@ impl GidEntry {
         }
     }
 
-    /// It reaches no further than the link.
+    /// Whether the address reaches no further than the link.
     pub fn link_local(&self) -> bool {
         self.gid.0[0] == 0xfe && self.gid.0[1] & 0xc0 == 0x80
     }
