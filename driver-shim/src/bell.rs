@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ringer_that_was_handed_over_rings_behind_the_drop_of_ours() {
+    fn a_ringer_that_was_handed_over_rings_after_the_drop_of_ours() {
         let (bell, ringer) = pair().unwrap();
         let ours = Ringer::from_fd(ringer.as_fd().try_clone_to_owned().unwrap()).unwrap();
         drop(ringer);

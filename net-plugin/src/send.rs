@@ -160,7 +160,7 @@ impl Sender {
             if waited > allowed {
                 end.runtime.lingered.in_vain(allowed);
                 log::warn(&format!(
-                    "{end}: closed though the peer has yet to get messages whose sends were done: it has taken none for {allowed:?}"
+                    "{end}: closed before the peer received messages already reported as sent: it has taken none for {allowed:?}"
                 ));
                 return;
             }

@@ -75,7 +75,7 @@ fn p3_p5_a_message_whose_region_was_given_back_while_it_was_read_is_not_shown() 
 }
 
 #[test]
-fn p7_a_region_unmapped_behind_the_senders_end_is_that_end_and_no_violation() {
+fn p7_a_region_unmapped_after_the_senders_end_is_that_end_and_no_violation() {
     let HalfRead { mut pair, source, lkey, into: _into } = half_read();
     pair.ends[0].fail(Status::new(abi::PUSHGATE_ABORTED));
     assert!(pair.ends[0].remove_region(lkey));
@@ -364,7 +364,7 @@ fn out_of_region(pair: &mut Pair) -> Record {
 }
 
 #[test]
-fn p3_p5_an_engine_copies_nothing_more_behind_an_end() {
+fn p3_p5_an_engine_copies_nothing_more_after_an_end() {
     for source in [out_of_window, out_of_region] {
         let (mut pair, into, rkey) = half_copied(source);
         pair.ends[1].fail(Status::new(abi::PUSHGATE_ABORTED));

@@ -100,7 +100,7 @@ fn p7_messages_of_queue_pairs_that_were_idle_arrive_beside_a_busy_one_within_som
 }
 
 #[test]
-fn p7_receives_that_an_idle_queue_pair_gives_back_let_the_messages_behind_them_arrive() {
+fn p7_receives_that_an_idle_queue_pair_gives_back_let_the_messages_after_them_arrive() {
     let mut rig = Rig::new();
     let receives = 1 << GEOMETRY.rx_log;
     // Twice as many as there are receives.

@@ -49,7 +49,7 @@ pub(super) fn wire(label: u32, body: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_peer_that_closes_behind_this_ranks_farewell_is_not_lost() {
+fn a_peer_that_closes_after_this_ranks_farewell_is_not_lost() {
     let (mesh, lost, mut others) = by_hand(2, hang());
     mesh.leave();
     let mut farewell = [0; 12];
@@ -60,7 +60,7 @@ fn a_peer_that_closes_behind_this_ranks_farewell_is_not_lost() {
 }
 
 #[test]
-fn p7_a_rank_that_is_lost_behind_its_report_of_another_rank_names_that_rank() {
+fn p7_a_rank_that_is_lost_after_its_report_of_another_rank_names_that_rank() {
     let (mesh, lost, mut others) = by_hand(4, hang());
     let (third, _second, mut first) = (others.pop().unwrap(), others.pop().unwrap(), others.pop().unwrap());
     // The second rank died first, but of this the first rank alone has heard yet.
@@ -403,7 +403,7 @@ fn a_rank_of_another_host_that_beats_is_not_lost_however_long_nothing_else_is_sa
 }
 
 #[test]
-fn p6_frames_that_are_held_back_arrive_in_order_behind_the_hold_in_both_directions() {
+fn p6_frames_that_are_held_back_arrive_in_order_after_the_hold_in_both_directions() {
     const HOLD: Duration = Duration::from_millis(80);
     let [(a, _), (b, _)] = pair(hang());
     for (holds, other) in [(&a, &b), (&b, &a)] {

@@ -44,7 +44,7 @@ const SLURM: &str = "SLURM_JOB_ID=1000 SLURM_STEP_ID=2 SLURM_PROCID=3 SLURM_NTAS
                      SLURM_STEP_NODELIST=node[07-08] SLURM_STEP_TASKS_PER_NODE=3,2 SLURM_LAUNCH_NODE_IPADDR=10.9.9.9";
 
 #[test]
-fn torchrun_names_rank_0s_host_and_the_port_behind_its_own() {
+fn torchrun_names_rank_0s_host_and_the_port_after_its_own() {
     assert_eq!(shown(&found(TORCHRUN)), "torchrun 3/4 1/2 torchrun-run7-node0:29500 node0:29501");
     let last = found(&TORCHRUN.replace("29500", "65535"));
     assert_eq!(last.rendezvous.as_deref(), Some("node0:65534"));

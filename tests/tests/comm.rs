@@ -119,7 +119,7 @@ fn p7_an_all_gather_that_timed_out_refuses_other_bytes_when_it_is_tried_again() 
 }
 
 #[test]
-fn p7_a_barrier_behind_an_all_gather_that_lost_a_rank_names_that_rank() {
+fn p7_a_barrier_after_an_all_gather_that_lost_a_rank_names_that_rank() {
     for timed_out_first in [false, true] {
         let context = context(Duration::from_millis(300));
         let mut comms = Comm::local(&context, 3).unwrap();

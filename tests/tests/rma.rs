@@ -185,7 +185,7 @@ fn p7_groups_closed_with_operations_in_flight_do_not_hang_and_leave_nothing() {
 }
 
 #[test]
-fn a_rank_that_closes_behind_the_end_of_its_operations_is_no_error_at_the_others() {
+fn a_rank_that_closes_after_the_end_of_its_operations_is_no_error_at_the_others() {
     for table in tables() {
         run(&format!("leaving --processes --ranks 3 --table {table}"));
     }

@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_command_leaves_behind_ends_with_it() {
+    fn what_a_command_leaves_after_ends_with_it() {
         // The sleep would hold the pipe for ten minutes.
         let start = Instant::now();
         assert_eq!(capture(shell("sleep 600 & echo $!"), false, Guard::NONE).unwrap().lines().count(), 1);

@@ -226,7 +226,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn p3_what_is_put_onto_a_signal_comes_behind_what_was_added_to_it_before() {
+    fn p3_what_is_put_onto_a_signal_comes_after_what_was_added_to_it_before() {
         let (executor, _) = choose_at(DeviceChoice::Cpu, 0).unwrap();
         let queue = SharedMemory::builder("test", OrderedCopies::BYTES).create().unwrap();
         let mut inward = Inward::new(Some(OrderedCopies::new(&executor, queue).unwrap()));

@@ -113,7 +113,7 @@ fn ended(ranks: &[Rank], of: usize, request: Handle) -> Result<(), Failure> {
 }
 
 #[test]
-fn p3_a_signal_is_seen_behind_the_payload_of_all_earlier_puts() {
+fn p3_a_signal_is_seen_after_the_payload_of_all_earlier_puts() {
     let ranks = ranks(2);
     let bytes = BYTES - 64;
     for round in 1..=20u64 {

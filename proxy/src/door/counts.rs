@@ -28,7 +28,7 @@ pub struct Counts {
 pub struct Counted {
     /// Connections that came through.
     pub accepted: u64,
-    /// Connections that did not, by reason; reasons that never were are left out.
+    /// Refused connections by reason; zero counts are omitted.
     pub refused: Vec<(&'static str, u64)>,
 }
 

@@ -246,7 +246,7 @@ fn an_engine_that_was_stopped_while_it_stored_metrics_shows_its_queue_pair() {
 }
 
 #[test]
-fn a_reader_that_comes_while_a_queue_pair_goes_has_no_sums_and_has_them_behind_it() {
+fn a_reader_that_comes_while_a_queue_pair_goes_has_no_sums_and_has_them_after_it() {
     let recorder = Recorder::start(None).unwrap();
     let memories = memories(&recorder);
     let metrics = Metrics { counters: counted(3), ..Metrics::default() };

@@ -232,7 +232,7 @@ fn p3_p5_signal_count_and_what_follows_wait_for_the_devices_copy() {
 }
 
 #[test]
-fn p3_p7_nothing_is_delivered_behind_a_copy_that_failed() {
+fn p3_p7_nothing_is_delivered_after_a_copy_that_failed() {
     let (mut pair, mover, key) = with_mover();
     mover.0.lock().unwrap().fail = true;
     assert!(pair.devices[0].post(put(key, 0, 0, 1), &bytes(1, 300)));
@@ -294,7 +294,7 @@ fn p3_p5_many_device_copies_are_under_way_and_end_in_order() {
 }
 
 #[test]
-fn p3_p7_behind_a_copy_that_failed_those_under_way_are_only_waited_for() {
+fn p3_p7_after_a_copy_that_failed_those_under_way_are_only_waited_for() {
     let (mut pair, mover, key) = with_mover();
     for i in 0..3 {
         assert!(pair.devices[0].post(put(key, i * 300, i as u32, 1), &bytes(i, 300)));

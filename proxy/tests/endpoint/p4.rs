@@ -50,7 +50,7 @@ fn p4_a_receiver_that_takes_nothing_stalls_the_sender_and_loses_nothing() {
 }
 
 #[test]
-fn p4_a_message_that_needs_no_receive_waits_behind_one_that_does() {
+fn p4_a_message_that_needs_no_receive_waits_after_one_that_does() {
     let mut pair = Pair::default();
     for i in 0..=1 << GEOMETRY.rx_log {
         assert!(pair.devices[0].post(inline_send(i), b"x"));

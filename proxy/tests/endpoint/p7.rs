@@ -139,7 +139,7 @@ fn p7_an_end_reaches_the_peer_and_every_signaled_wqe_completes_once() {
 }
 
 #[test]
-fn p7_a_refused_wqe_completes_behind_those_before_it_and_nothing_after_it_goes_out() {
+fn p7_a_refused_wqe_completes_after_those_before_it_and_nothing_after_it_goes_out() {
     let mut pair = Pair::default();
     pair.settle();
     let signaled = |i| Record { flags: Record::SIGNALED | Record::INLINE, ..inline_send(i) };

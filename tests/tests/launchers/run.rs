@@ -323,7 +323,7 @@ fn sshd(folder: &Path) -> Result<Sshd, String> {
 }
 
 #[test]
-fn p7_ranks_behind_sshd_run_and_end_with_the_command() {
+fn p7_ranks_after_sshd_run_and_end_with_the_command() {
     let _alone = alone();
     let folder = folder("sshd");
     let sshd = match sshd(&folder) {

@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn the_folder_of_the_root_is_found_behind_the_prefix() {
+    fn the_folder_of_the_root_is_found_after_the_prefix() {
         assert_eq!(outer(Path::new("/t/tree/usr"), "/usr").unwrap(), Path::new("/t/tree"));
         assert_eq!(outer(Path::new("/t/opt/x"), "/opt/x").unwrap(), Path::new("/t"));
         outer(Path::new("/t/tree"), "/usr").unwrap_err();

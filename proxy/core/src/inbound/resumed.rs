@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn p6_a_send_that_was_shown_behind_the_last_journal_counts_with_the_puts_before_it() {
+    fn p6_a_send_that_was_shown_after_the_last_journal_counts_with_the_puts_before_it() {
         let kept = Taken { received: 10, shown: 4, signal: None };
         // Messages 10 and 11 were PUTs, 12 was a SEND.
         let i = resumed(kept, 4, 4, &[send(Record::INLINE, 12, 0, 8)]).unwrap();

@@ -154,7 +154,7 @@ fn p8_a_device_that_gives_back_what_it_was_not_shown_or_names_no_region_is_itsel
 }
 
 #[test]
-fn p4_p6_a_send_that_may_come_before_its_receive_waits_for_it_and_holds_up_those_behind_it() {
+fn p4_p6_a_send_that_may_come_before_its_receive_waits_for_it_and_holds_up_those_after_it() {
     let mut i = Inbound::new(Rules { posted_receives: true, ahead: 2, ..RULES });
     assert_eq!(i.counts(), Counts { released: 0, received: 0, granted: 2 });
     let first = Record { tag: 3, ..inline(0) };
@@ -187,7 +187,7 @@ fn p4_p6_a_send_that_may_come_before_its_receive_waits_for_it_and_holds_up_those
 }
 
 #[test]
-fn p3_a_signal_behind_a_copy_waits_until_the_copy_is_complete() {
+fn p3_a_signal_after_a_copy_waits_until_the_copy_is_complete() {
     let mut i = Inbound::new(RULES);
     assert!(matches!(take(&mut i, &put(0, DEVICE, 64), false).unwrap(), Action::Copy { .. }));
     assert!(i.takes_another());

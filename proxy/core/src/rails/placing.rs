@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn p6_nothing_is_placed_behind_a_message_whose_buffer_the_peer_chooses() {
+    fn p6_nothing_is_placed_after_a_message_whose_buffer_the_peer_chooses() {
         let mut p = Placing::new(8);
         p.posted(0, Target::Unknown, 8);
         p.posted(1, Target::Nowhere, 8);

@@ -142,7 +142,7 @@ impl World {
 }
 
 #[test]
-fn p6_a_link_that_breaks_at_one_end_is_replaced_and_posting_goes_on_behind_what_was_accepted() {
+fn p6_a_link_that_breaks_at_one_end_is_replaced_and_posting_goes_on_after_what_was_accepted() {
     let mut w = World::new(PATIENCE.whole);
     for _ in 0..5 {
         w.post(0);

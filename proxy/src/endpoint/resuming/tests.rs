@@ -468,19 +468,19 @@ fn run(at: u64, dies: Dies, posts: bool) -> bool {
 }
 
 #[test]
-fn p6_an_engine_that_dies_behind_any_store_is_gone_on_with_and_every_message_arrives_once() {
+fn p6_an_engine_that_dies_after_any_store_is_gone_on_with_and_every_message_arrives_once() {
     let died = (0..).take_while(|at| run(*at, Dies::One, false)).count();
     assert!(died > 1000, "{died} stores");
 }
 
 #[test]
-fn p6_two_engines_that_die_together_behind_any_store_are_gone_on_with() {
+fn p6_two_engines_that_die_together_after_any_store_are_gone_on_with() {
     let died = (0..).take_while(|at| run(*at, Dies::Both, false)).count();
     assert!(died > 1000, "{died} stores");
 }
 
 #[test]
-fn p6_an_engine_with_posted_receives_that_dies_behind_any_store_is_gone_on_with() {
+fn p6_an_engine_with_posted_receives_that_dies_after_any_store_is_gone_on_with() {
     for (dies, step) in [(Dies::One, 1), (Dies::Both, 3)] {
         let died = (0..).step_by(step).take_while(|at| run(*at, dies, true)).count();
         assert!(died * step > 1000, "{died} stores");

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn p6_the_next_link_begins_behind_what_was_accepted_and_brings_nothing_of_the_one_before() {
+    fn p6_the_next_link_begins_after_what_was_accepted_and_brings_nothing_of_the_one_before() {
         let [mut a, mut b] = ends();
         let memory = RegionMemory::Host { address: 4096, keep: None };
         a.add_region(7, &memory, 64);

@@ -475,7 +475,7 @@ fn a_message_out_of_a_region_waits_for_its_receive() {
 }
 
 #[test]
-fn p6_a_put_behind_a_message_that_went_ahead_is_not_overwritten_by_that_message() {
+fn p6_a_put_after_a_message_that_went_ahead_is_not_overwritten_by_that_message() {
     let rig = Rig::new(8, Some(Habits::PLAIN));
     let mut pair = ahead(&rig, 2);
     let key = pair[1].key;

@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn p3_a_flush_is_a_read_that_is_posted_behind_the_wish() {
+    fn p3_a_flush_is_a_read_that_is_posted_after_the_wish() {
         let mut n = Numbers::default();
         assert_eq!(n.due(), None, "nobody asked");
         for i in 1..=DEPTH {

@@ -529,7 +529,7 @@ fn p5_an_end_is_shown_and_a_region_is_given_back_when_the_device_has_flushed_its
 }
 
 #[test]
-fn p5_p7_an_end_is_shown_behind_the_queue_pairs_destruction_if_the_device_flushes_nothing() {
+fn p5_p7_an_end_is_shown_after_the_queue_pairs_destruction_if_the_device_flushes_nothing() {
     let sim = Sim::new();
     let [mut a, _b] = reading(&sim);
     sim.silence();

@@ -397,7 +397,7 @@ fn a_wire_that_is_stopped_with_bytes_unsent_lets_their_memory_go() {
 }
 
 #[test]
-fn the_end_of_a_stream_is_an_error_behind_its_last_bytes() {
+fn the_end_of_a_stream_is_an_error_after_its_last_bytes() {
     over_both(|wires| {
         let End { mut wire, mut peers, .. } = end(wires, 1);
         peers[0].write_all(&[9; 5]).unwrap();
