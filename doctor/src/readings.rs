@@ -122,7 +122,7 @@ pub struct Wants {
     /// The RDMA devices that are named.
     #[serde(default)]
     pub devices: Vec<String>,
-    /// Its port.
+    /// The RDMA devices' port.
     pub port: u8,
     /// The entry of its GID table, if one is named.
     pub gid_index: Option<u32>,
@@ -225,9 +225,9 @@ pub struct RdmaDevice {
     pub name: String,
     /// `1: CA`.
     pub node_type: Read<String>,
-    /// Its PCI function; software devices have none.
+    /// The device's PCI function; software devices have none.
     pub pci: Option<String>,
-    /// Its ports.
+    /// The device's ports.
     pub ports: Vec<RdmaPort>,
 }
 
@@ -260,9 +260,9 @@ pub struct RdmaPort {
     pub lid: Read<String>,
     /// Entries of its GID table that hold an address.
     pub gids: Vec<GidEntry>,
-    /// Its partition keys, each with its place.
+    /// The port's partition keys, each with its place.
     pub pkeys: Vec<(u16, u16)>,
-    /// Its network interface.
+    /// The port's network interface.
     pub netdev: Option<String>,
     /// What libibverbs says.
     pub verbs: Read<PortState>,
@@ -273,7 +273,7 @@ pub struct RdmaPort {
 pub struct Netdev {
     /// Bytes.
     pub mtu: Read<u32>,
-    /// Its IP addresses.
+    /// The interface's IP addresses.
     pub addresses: Read<Vec<IpAddr>>,
     /// Data centre bridging.
     pub dcb: Read<Dcb>,
@@ -312,7 +312,7 @@ pub struct PciFunction {
     pub address: String,
     /// [`GPU`] or the RDMA device's name.
     pub what: String,
-    /// Of its IOMMU group: `identity`, `DMA`, `DMA-FQ`.
+    /// The type of the function's IOMMU group: `identity`, `DMA`, `DMA-FQ`.
     pub iommu: Read<String>,
     /// From the root to it.
     pub bridges: Vec<Bridge>,
@@ -405,7 +405,7 @@ pub type Opened = Result<(u32, bool), String>;
 /// The kernel module.
 #[derive(Clone, Debug, Default)]
 pub struct Module {
-    /// Its version; absent: not loaded.
+    /// The module's version; absent: not loaded.
     pub version: Read<String>,
     /// Device files, and what came of opening them.
     pub devices: Vec<(String, Opened)>,
@@ -427,7 +427,7 @@ pub struct Nccl {
 /// A network plugin.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plugin {
-    /// As the linker was asked for it.
+    /// The file's name as the linker was asked for it.
     pub file: String,
     /// What its newest table says it is called.
     pub name: String,

@@ -62,9 +62,9 @@ pub fn all_arrived(all: &BTreeMap<u32, Vec<Traffic>>) -> Result<()> {
 /// Counts of a run.
 #[derive(Default)]
 pub struct Tally {
-    /// Of the ranks that this process started.
+    /// Counts of the ranks that this process started.
     pub own: Total,
-    /// Of all ranks of the job, where others ran elsewhere: as exchanged at the end.
+    /// Counts of all ranks of the job, where others ran elsewhere, as exchanged at the end.
     pub all: Option<Total>,
     /// Links that carried queue pairs: the first one of each, and each that took the place of one that broke.
     pub epochs: u64,

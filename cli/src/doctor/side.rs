@@ -43,7 +43,7 @@ pub const GIVE: u8 = 3;
 pub struct Side {
     /// Version of what is said after the door.
     pub speaks: u32,
-    /// Of pushgate.
+    /// The release of pushgate.
     pub release: String,
     /// Path MTU to the other end, as far as this end's kernel knows; a dialer has none yet.
     pub mtu: Option<u32>,
@@ -79,7 +79,7 @@ pub struct Port {
     /// `rxe0/1`.
     pub name: String,
     pub ethernet: bool,
-    /// Its device speaks iWARP. An earlier release says nothing.
+    /// The port's device speaks iWARP. An earlier release says nothing.
     #[serde(default)]
     pub iwarp: bool,
     /// Addresses that reach beyond the link, on Ethernet. Those of an iWARP device are none.

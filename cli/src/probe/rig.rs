@@ -66,7 +66,7 @@ pub struct PingParams {
 /// How much is measured at once: a GPU's, or what a CPU does in the same time.
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
-    /// Of the largest message, and of each buffer.
+    /// Bytes of the largest message, and of each buffer.
     pub most: u64,
     /// Threads of a block.
     pub threads: u32,

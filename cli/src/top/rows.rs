@@ -39,7 +39,7 @@ pub struct Row {
     pub name: String,
     /// Queue pairs in the row.
     pub queue_pairs: usize,
-    /// Of one queue pair: its number, this end's rank, the peer's.
+    /// The one queue pair of the row: its number, this end's rank, the peer's.
     pub of: Option<(u32, u32, u32)>,
     pub links: BTreeSet<String>,
     pub state: String,

@@ -32,7 +32,7 @@ pub enum Part {
 
 /// One check.
 pub struct Check {
-    /// As in `--only`.
+    /// The check's name, as in `--only`.
     pub name: &'static str,
     /// What it asks, for `--list`.
     pub about: &'static str,

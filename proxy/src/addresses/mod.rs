@@ -32,9 +32,9 @@ const PORTS: usize = 16;
 pub struct Wish<'a> {
     /// The setting `host`: `auto`, or the one address that is wanted. Empty is `auto`.
     pub host: &'a str,
-    /// Of this family alone.
+    /// The family that addresses must be of; `None`: any.
     pub family: Option<Family>,
-    /// Of these interfaces alone, whatever they are.
+    /// The interfaces that addresses must be of, whatever these are; `None`: all that are up.
     pub names: Option<&'a Names>,
     /// Addresses of the RDMA device's own interface, which come first.
     pub own: &'a [IpAddr],

@@ -162,7 +162,7 @@ impl Endpoint {
         control.status(status.word());
     }
 
-    /// Of a queue pair that was closed or has failed: true when nothing of its transport can touch
+    /// Whether a queue pair that was closed or has failed is gone: nothing of its transport can touch
     /// memory any more, and the device was told. Asked again and again until then.
     pub fn is_gone(&mut self) -> bool {
         self.end();

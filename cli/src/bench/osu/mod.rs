@@ -89,7 +89,7 @@ pub struct Options {
     pub kind: Kind,
     pub settings: Settings,
     pub json: bool,
-    /// Of rank 0, of rank 1.
+    /// Where the buffers of rank 0 and of rank 1 lie.
     pub buffers: [Place; 2],
     pub sizes: Vec<u64>,
     iterations: Option<u64>,

@@ -9,7 +9,7 @@ const GUARD_BYTE: u8 = 0x5a;
 /// Where the messages of one window lie, at both ends alike.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
-    /// Of a message.
+    /// Bytes of a message.
     pub bytes: u64,
     /// Message m has place m % places.
     pub places: u32,
@@ -39,7 +39,7 @@ pub struct Pattern {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Wrong {
     pub bytes: u64,
-    /// Of the first of them: the place, the offset there, what it is and should be.
+    /// The place of the first wrong byte; then its offset there, what it is and what it should be.
     pub place: u64,
     pub offset: u64,
     pub is: u8,

@@ -13,7 +13,7 @@ const FIELD: usize = 18;
 /// The result of one size.
 pub struct Line {
     pub bytes: u64,
-    /// Of the measured iterations, nanoseconds.
+    /// Time of the measured iterations, nanoseconds.
     pub ns: u64,
     /// None: nothing was checked.
     pub valid: Option<bool>,
