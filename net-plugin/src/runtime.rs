@@ -86,7 +86,7 @@ fn dialled_again(loaded: &Loaded) -> Option<(Vec<TcpListener>, Duration, bool)> 
     }
 }
 
-/// How long closing connections may wait for peers that have yet to get messages whose sends were done. A link that breaks is
+/// How long closing connections may wait for peers that have not received messages already reported as sent. A link that breaks is
 /// replaced within the setting `recover`, or the connection ends, so they wait for longer than that. A peer whose program does not
 /// call is moved on by a thread within 10 ms.
 fn lingered(recover: Option<Duration>) -> Lingered {

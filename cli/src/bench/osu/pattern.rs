@@ -75,7 +75,7 @@ impl Pattern {
         }
     }
 
-    /// Fills the receiver's memory before the messages come: no byte is right, and guards stand behind.
+    /// Fills the receiver's memory before the messages come: no byte is right, and each place ends with guard bytes.
     pub fn clear(&self, layout: Layout, memory: &mut [u8]) {
         self.fill(layout, memory);
         for memory in memory.chunks_exact_mut(layout.stride() as usize) {
@@ -85,7 +85,7 @@ impl Pattern {
         }
     }
 
-    /// Checks every byte of every place, and of the guards behind.
+    /// Checks every byte of every place, and its guard bytes.
     pub fn check(&self, layout: Layout, memory: &[u8]) -> Result<(), Wrong> {
         let mut wrong: Option<Wrong> = None;
         let mut seen = |place: usize, offset: usize, is: u8, expected: u8| {

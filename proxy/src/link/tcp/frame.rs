@@ -88,7 +88,7 @@ impl Kind {
         self.code().1 / 8
     }
 
-    /// The kind's number, and the bytes that it asks for behind the header.
+    /// The kind's number, and how many bytes follow the header.
     fn code(self) -> (u8, usize) {
         let (code, _, bytes) = Self::ALL[self as usize];
         (code, bytes)

@@ -109,7 +109,7 @@ pub(super) struct Looker {
     bell: Mutex<Option<Arc<EventFd>>>,
     links: Mutex<Links>,
     times: Mutex<Times>,
-    /// The same links' turns to be made anew.
+    /// Whose turn it is among the port's links that are to be made anew.
     pub(super) turns: Arc<Turns>,
 }
 
