@@ -6,16 +6,16 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use pushgate_core::session::Status;
+use pushgate_door::{Purpose, Secret, Terms};
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::fork::OwnedHere;
 use pushgate_driver_shim::interrupt;
 use pushgate_driver_shim::window::WeakPiece;
-use pushgate_proxy::connect::Incarnation;
-use pushgate_proxy::door::{Purpose, Secret, Terms};
-use pushgate_proxy::engine::{EngineError, QpId};
-use pushgate_proxy::proxy::Proxy;
-use pushgate_proxy::recorder;
-use pushgate_proxy::session::Status;
+use pushgate_engine::connect::Incarnation;
+use pushgate_engine::engine::{EngineError, QpId};
+use pushgate_engine::proxy::Proxy;
+use pushgate_engine::recorder;
 
 use crate::context::Context;
 use crate::error::{Error, Result};

@@ -11,15 +11,15 @@ use pushgate_driver_shim::fork::Owner;
 use pushgate_driver_shim::interrupt;
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::window::Window;
+use pushgate_engine::counters::Counters;
+use pushgate_engine::idle::{Step, Wake};
+use pushgate_engine::proxy::Proxy;
 use pushgate_gpu_kernels::{
     Access, DeviceBuffer, Executor, Image, Launch, LoadedModule, Registration, Running, Source, Stream,
     WaitOutcome, choose_at, probe,
 };
-use pushgate_proxy::counters::Counters;
-use pushgate_proxy::idle::{Step, Wake};
-use pushgate_proxy::link::tcp::{Host, Meeting, Readiness, Tuning};
-use pushgate_proxy::link::verbs::Device;
-use pushgate_proxy::proxy::Proxy;
+use pushgate_link_tcp::{Host, Meeting, Readiness, Tuning};
+use pushgate_link_verbs::Device;
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::engine::{self, Doorbell, Started};

@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
+use pushgate_engine::mover::{MoveError, Mover};
 pub use pushgate_gpu_kernels::copier::{
     Copier, CopierCpus, CopyQueue, DeviceMemory, Direction, HostPlace, Lost, PostError, Program,
     ServeOptions, Ticket, Unavailable, background, serve,
 };
-use pushgate_proxy::mover::{MoveError, Mover};
 
 /// Copies of up to this many bytes are first copied aside, into memory that the copier has. The source is free at once, and it need
 /// not be registered: inline payload lies in the engine's own memory.

@@ -4,10 +4,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use pushgate_driver_shim::eventfd::EventFd;
+use pushgate_engine::engine::{Drive, Engine, EngineOptions, StallReport};
+use pushgate_engine::proxy::Proxy;
 use pushgate_gpu_kernels::Executor;
-use pushgate_proxy::engine::{Drive, Engine, EngineOptions, StallReport};
-use pushgate_proxy::proxy::Proxy;
-use pushgate_proxy::remote::RemoteEngine;
+use pushgate_service::remote::RemoteEngine;
 
 use crate::error::{Error, Result};
 use crate::gpu_mover;

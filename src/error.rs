@@ -3,19 +3,19 @@
 use std::fmt;
 use std::time::Duration;
 
+use pushgate_core::refusal::Refusal;
+use pushgate_core::session::Status;
 use pushgate_driver_shim::fork::Forked;
 use pushgate_driver_shim::interrupt::Interrupted;
 use pushgate_driver_shim::kmod::KmodError;
 use pushgate_driver_shim::log::Foreign;
 use pushgate_driver_shim::{ShimError, abi, limits};
+use pushgate_engine::endpoint::EndpointError;
+use pushgate_engine::engine::EngineError;
+use pushgate_engine::status::link_cause;
+pub use pushgate_engine::status::status_name;
 use pushgate_gpu_kernels::DeviceError;
-use pushgate_proxy::endpoint::EndpointError;
-use pushgate_proxy::engine::EngineError;
-use pushgate_proxy::link::verbs::VerbsError;
-use pushgate_proxy::refusal::Refusal;
-use pushgate_proxy::session::Status;
-use pushgate_proxy::status::link_cause;
-pub use pushgate_proxy::status::status_name;
+use pushgate_link_verbs::VerbsError;
 
 use crate::origin::Origin;
 

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use pushgate_engine::mover::{MoveError, Mover};
 use pushgate_gpu_kernels::{CopyTicket, CudaCopy, Executor};
-use pushgate_proxy::mover::{MoveError, Mover};
 
 use crate::error::Result;
 

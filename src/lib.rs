@@ -52,12 +52,12 @@ pub use pending::PendingQueuePairs;
 pub use pushgate_driver_shim::abi;
 pub use pushgate_driver_shim::interrupt::{interrupt_by, left_undone};
 pub use pushgate_driver_shim::placed::{State as RingState, Waiting};
+pub use pushgate_engine::counters::Counters;
+pub use pushgate_engine::idle::Step;
 pub use pushgate_gpu_kernels::{
     Available, DeviceBuffer, DeviceChoice, DeviceError, Image, Launch, Running, Source, Stream, Target,
     WaitOutcome, available_executors, probe as probe_cuda,
 };
-pub use pushgate_proxy::counters::Counters;
-pub use pushgate_proxy::idle::Step;
 pub use qp::{DeviceEnd, HostEnd, HostMessage, QpConfig, QueuePair, Region, RegionKey, upload_descriptors};
 pub use ranks::{Bootstrap, MAX_RANKS, Membership, UniqueId};
 pub use relay::RelayStats;
@@ -93,12 +93,12 @@ pub mod proxy {
 
     use pushgate_driver_shim::closing::PeerListener;
     use pushgate_driver_shim::eventfd::EventFd;
-    use pushgate_proxy::engine::StallReport;
-    pub use pushgate_proxy::server::Leaves;
-    use pushgate_proxy::server::{ServerOptions, bind, bind_for_users, serve};
-    use pushgate_proxy::users::Users;
-    use pushgate_proxy::wire::Amounts;
-    pub use pushgate_proxy::wire::{Usage, UserUsage};
+    use pushgate_engine::engine::StallReport;
+    pub use pushgate_service::server::Leaves;
+    use pushgate_service::server::{ServerOptions, bind, bind_for_users, serve};
+    use pushgate_service::users::Users;
+    use pushgate_service::wire::Amounts;
+    pub use pushgate_service::wire::{Usage, UserUsage};
     use rustix::process::{Resource, getrlimit};
 
     use crate::error::{Error, Result};
@@ -164,7 +164,7 @@ pub mod proxy {
     /// What users hold of the proxy process that these settings name: all of them for root and the proxy's own user, else the
     /// user that asks alone.
     pub fn usage(settings: &Settings) -> Result<Usage> {
-        Ok(pushgate_proxy::remote::usage(&settings.proxy_socket, settings.proxy_trusts()?)?)
+        Ok(pushgate_service::remote::usage(&settings.proxy_socket, settings.proxy_trusts()?)?)
     }
 
     /// The most programs of a proxy that serves several users.

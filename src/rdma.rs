@@ -4,12 +4,12 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 
+use pushgate_door::addresses::Family;
+use pushgate_door::netlink::addresses_of;
+use pushgate_engine::rails::MOST_RAILS;
 use pushgate_gpu_kernels::Executor;
-use pushgate_proxy::link::verbs::choice::{self, Choice, Description, Distance, Wish};
-use pushgate_proxy::link::verbs::gid::Family;
-use pushgate_proxy::link::verbs::{Config, Device, VerbsError};
-use pushgate_proxy::netlink::addresses_of;
-use pushgate_proxy::rails::MOST_RAILS;
+use pushgate_link_verbs::choice::{self, Choice, Description, Distance, Wish};
+use pushgate_link_verbs::{Config, Device, VerbsError};
 use pushgate_topology::{Address, Sysfs, Topology};
 
 use crate::error::{Error, Result};

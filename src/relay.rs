@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::fork::OwnedHere;
-use pushgate_proxy::idle::{Idle, Step, Wake};
+use pushgate_engine::idle::{Idle, Step, Wake};
 
 use crate::context::Context;
 use crate::error::{Error, Result};

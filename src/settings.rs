@@ -14,9 +14,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use pushgate_proxy::door::{Purpose, Secret, SecretError, Terms, VARIABLE};
-use pushgate_proxy::folder::Folder;
-use pushgate_proxy::users::find_user;
+use pushgate_door::{Purpose, Secret, SecretError, Terms, VARIABLE};
+use pushgate_service::folder::Folder;
+use pushgate_service::users::find_user;
 
 use self::parse::{
     Value, auto_or_none, auto_or_number, auto_or_pkey, auto_or_size, choice, copier_cpus, device_names, host,
@@ -38,7 +38,7 @@ pub use pushgate_gpu_kernels::DeviceChoice;
 /// The cores that a copier uses.
 pub use pushgate_gpu_kernels::copier::CopierCpus;
 /// Whether an RDMA record may follow its payload at once.
-pub use pushgate_proxy::link::verbs::{RdmaCm, WriteOrder};
+pub use pushgate_link_verbs::{RdmaCm, WriteOrder};
 
 /// What a setting is about. Help pages show the groups that matter to a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

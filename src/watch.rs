@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
+use pushgate_core::session::Status;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::fork::OwnedHere;
 use pushgate_driver_shim::interrupt::interrupt_by;
-use pushgate_proxy::remote::RemoteEngine;
-use pushgate_proxy::session::Status;
+use pushgate_service::remote::RemoteEngine;
 
 use crate::error::{Error, Result};
 

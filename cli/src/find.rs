@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use pushgate_driver_shim::log::Foreign;
 use pushgate_driver_shim::memory::ReadOnlyMemory;
-use pushgate_proxy::recorder::report::Process;
-use pushgate_proxy::recorder::{JOB, MOST_BYTES, Memory, NAME, read};
+use pushgate_engine::recorder::report::Process;
+use pushgate_engine::recorder::{JOB, MOST_BYTES, Memory, NAME, read};
 use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, openat};
 
 /// The most bytes of one process's recorders that are read: 16,000 queue pairs.

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, anyhow};
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use pushgate_proxy::recorder::Engine;
-use pushgate_proxy::recorder::report::{Process, json, text_of};
+use pushgate_engine::recorder::Engine;
+use pushgate_engine::recorder::report::{Process, json, text_of};
 
 use crate::exit::Input;
 use crate::find::{self, Found};

@@ -6,10 +6,10 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use pushgate::{Settings, rdma};
+use pushgate_door::netlink::addresses_of;
 use pushgate_driver_shim::file::read_text;
 use pushgate_pcie_model::Parameters;
 use pushgate_pcie_model::findings::{Findings, FindingsError};
-use pushgate_proxy::netlink::addresses_of;
 use pushgate_topology::{Address, Figures, Report, Sysfs, Topology, draw, evidence, nvml};
 
 use crate::exit::Input;

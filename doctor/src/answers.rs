@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::Path;
 
-use pushgate_proxy::addresses::{Held, Interface, split};
-use pushgate_proxy::link::verbs::PortState;
+use pushgate_door::addresses::{Held, Interface, split};
+use pushgate_link_verbs::PortState;
 use serde::{Deserialize, Serialize};
 
 use crate::read::files::binary;

@@ -13,8 +13,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, Write};
 use std::path::{Component, Path, PathBuf};
 
-use pushgate_proxy::link::verbs::choice::SOFTWARE_IWARP;
-use pushgate_proxy::link::verbs::gid::{GidEntry, GidType};
+use pushgate_link_verbs::choice::SOFTWARE_IWARP;
+use pushgate_link_verbs::gid::{GidEntry, GidType};
 
 use crate::answers::{ANSWERS, Answers};
 use crate::read::files::{UNREADABLE, binary, names};

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use pushgate_proxy::addresses::Interface;
-use pushgate_proxy::link::verbs::PortState;
-use pushgate_proxy::link::verbs::gid::GidEntry;
-use pushgate_proxy::link::verbs::kinds::Protocol;
+use pushgate_door::addresses::Interface;
+use pushgate_link_verbs::PortState;
+use pushgate_link_verbs::gid::GidEntry;
+use pushgate_link_verbs::kinds::Protocol;
 use serde::{Deserialize, Serialize};
 
 /// What was asked of one place.

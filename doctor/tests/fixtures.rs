@@ -12,8 +12,8 @@ use pushgate_doctor::{
     CHECKS, Finding, HugePages, Part, QueuePairs, Readings, Report, Roots, Status, Wants, Window, archive,
     judge, look, named, read,
 };
-use pushgate_proxy::addresses::{Held, Interface};
-use pushgate_proxy::link::verbs::PortState;
+use pushgate_door::addresses::{Held, Interface};
+use pushgate_link_verbs::PortState;
 
 /// A host on which all is well: a GPU and a RoCE NIC below bridges of their own, the module, limits.
 const FILES: &[(&str, &str)] = &[

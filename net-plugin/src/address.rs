@@ -1,7 +1,7 @@
 //! The addresses at which other hosts reach this one.
 
 use pushgate::settings::PluginSettings;
-use pushgate_proxy::addresses::{Offered, Wish, offer};
+use pushgate_door::addresses::{Offered, Wish, offer};
 
 use crate::rdma::Rdma;
 use crate::variables;

@@ -1,5 +1,5 @@
 //! Two ends of a connection between hosts meet again when their TCP socket broke: who may dial, and which connection is
-//! meant ([`pushgate_proxy::redial`] has the rest).
+//! meant ([`pushgate_door::redial`] has the rest).
 //!
 //! One listening socket of the process takes those who dial again, because NCCL may close a listener as soon as its
 //! connections are there. Its door has a key of the process. Each end makes a token of 16 random bytes for each connection and tells it to
@@ -13,11 +13,11 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use pushgate_door::addresses::Places;
+use pushgate_door::redial::{self, Answer, Party};
+use pushgate_door::{Door, Secret, Terms};
 use pushgate_driver_shim::log::Foreign;
 use pushgate_driver_shim::versions::Versions;
-use pushgate_proxy::addresses::Places;
-use pushgate_proxy::door::{Door, Secret, Terms};
-use pushgate_proxy::redial::{self, Answer, Party};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Failure, Result};
@@ -239,7 +239,7 @@ impl Drop for Token {
 
 #[cfg(test)]
 mod tests {
-    use pushgate_proxy::redial::envelope::{envelope, opened};
+    use pushgate_door::redial::envelope::{envelope, opened};
     use pushgate_tests::fuzz::{depth, fuzz, kind};
 
     use super::*;

@@ -11,9 +11,9 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use pushgate::settings::Transport;
+use pushgate_core::session::Status;
 use pushgate_driver_shim::abi;
-use pushgate_proxy::region::RegionMemory;
-use pushgate_proxy::session::Status;
+use pushgate_link::region::RegionMemory;
 
 use crate::end::{CommEnd, SETTLE};
 use crate::error::{Code, Failure, Result};

@@ -6,7 +6,7 @@
 use std::ffi::c_int;
 use std::fmt;
 
-use pushgate_proxy::link::verbs::choice::{Candidate, Choice, Reach};
+use pushgate_link_verbs::choice::{Candidate, Choice, Reach};
 use pushgate_topology::Address;
 
 /// The variable by which NCCL's own network is told which devices to take.
@@ -203,8 +203,8 @@ pub fn compared(speeds: &[c_int]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use pushgate_proxy::link::verbs::choice::{Description, Wish};
-    use pushgate_proxy::link::verbs::kinds::Protocol;
+    use pushgate_link_verbs::choice::{Description, Wish};
+    use pushgate_link_verbs::kinds::Protocol;
 
     use super::*;
 

@@ -8,9 +8,9 @@ use std::io::ErrorKind;
 use std::time::Instant;
 
 use pushgate::settings::{QpKind, Transport};
+use pushgate_door::addresses::{Message, Places};
 use pushgate_driver_shim::closing::PeerStream;
-use pushgate_proxy::addresses::{Message, Places};
-use pushgate_proxy::folder::Folder;
+use pushgate_service::folder::Folder;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 

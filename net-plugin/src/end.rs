@@ -4,10 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pushgate_core::session::Status;
 use pushgate_driver_shim::abi;
-use pushgate_proxy::engine::{EngineError, QpId};
-use pushgate_proxy::mailbox::Mailbox;
-use pushgate_proxy::session::Status;
+use pushgate_engine::engine::{EngineError, QpId};
+use pushgate_link::mailbox::Mailbox;
 
 use crate::error::{Code, Failure, Result};
 use crate::join::{Registered, Role};

@@ -3,13 +3,13 @@
 use std::fmt::{self, Display};
 
 use pushgate::Error;
+use pushgate_core::refusal::Refusal;
+use pushgate_core::session::Status;
 use pushgate_driver_shim::{ShimError, abi};
-use pushgate_proxy::endpoint::EndpointError;
-use pushgate_proxy::engine::EngineError;
-use pushgate_proxy::link::verbs::VerbsError;
-use pushgate_proxy::refusal::Refusal;
-use pushgate_proxy::session::Status;
-use pushgate_proxy::status::link_cause;
+use pushgate_engine::endpoint::EndpointError;
+use pushgate_engine::engine::EngineError;
+use pushgate_engine::status::link_cause;
+use pushgate_link_verbs::VerbsError;
 
 /// The values of `ncclResult_t` that this plugin returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn the_end_of_a_connection_names_the_reason_that_its_status_carries() {
-        use pushgate_proxy::refusal::Lengths;
+        use pushgate_core::refusal::Lengths;
         let lengths = Refusal::Long(Lengths::of(300, 299));
         let refused = |refusal: Refusal| refusal.status(0, None);
         let by = |code, rank, detail| Status { rank: Some(rank), detail, ..Status::new(code) };

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Opcode, Record};
-use pushgate_proxy::proxy::Proxy;
+use pushgate_engine::proxy::Proxy;
 use pushgate_tests::fuzz::{depth, fuzz, kind};
 
 use crate::comm::{Comm, Request};

@@ -9,10 +9,10 @@ use pushgate::copier::{
 };
 use pushgate::settings::DeviceChoice;
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
+use pushgate_engine::mover::Mover;
 use pushgate_gpu_kernels::{
     Access, DeviceBuffer, Executor, OrderedCopies, Registration, choose_at, current_device,
 };
-use pushgate_proxy::mover::Mover;
 
 use crate::error::{Code, Failure, Result};
 use crate::program;

@@ -19,9 +19,9 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
 
+use pushgate_door::addresses::Places;
+use pushgate_door::{Purpose, Secret, Terms};
 use pushgate_driver_shim::versions::Versions;
-use pushgate_proxy::addresses::Places;
-use pushgate_proxy::door::{Purpose, Secret, Terms};
 
 use crate::error::{Code, Failure, Result};
 use crate::identity::Identity;

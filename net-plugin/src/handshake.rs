@@ -3,7 +3,7 @@
 //!
 //! The connector chooses the transport by what it dials (`dial.rs`), and the listener takes that of the socket at which the
 //! connection has come. Each end greets with versions and nonce, the connector first. Then both make their queue pair by
-//! the frames of `pushgate_proxy::connect`. A sender that does not greet in time, or not as an end of this plugin would,
+//! the frames of `pushgate_engine::connect`. A sender that does not greet in time, or not as an end of this plugin would,
 //! loses its own connection and disturbs no other one.
 
 mod attempts;

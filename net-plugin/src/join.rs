@@ -10,20 +10,20 @@ use pushgate_driver_shim::bell;
 use pushgate_driver_shim::memory::{HugePages, ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::segment::{Geometry, Segment, write_header};
 use pushgate_driver_shim::{ShimError, abi};
-use pushgate_gpu_kernels::{Access, Registration};
-use pushgate_proxy::connect::{
+use pushgate_engine::connect::{
     Connect, ConnectError, Fds, Frame, LocalMet, LocalOpening, Met, Opening, Patience, Prepared, TcpMet,
     TcpOpening, VerbsMet, VerbsOpening,
 };
-use pushgate_proxy::endpoint::{Endpoint, QpOptions};
-use pushgate_proxy::engine::QpId;
-use pushgate_proxy::idle::Wake;
-use pushgate_proxy::link::tcp;
-use pushgate_proxy::link::verbs::{Config, Flusher};
-use pushgate_proxy::mailbox::{Mailbox, SendFrame};
-use pushgate_proxy::memory::Keep;
-use pushgate_proxy::producer::Producer;
-use pushgate_proxy::receives::PostedReceives;
+use pushgate_engine::endpoint::{Endpoint, QpOptions};
+use pushgate_engine::engine::QpId;
+use pushgate_engine::idle::Wake;
+use pushgate_gpu_kernels::{Access, Registration};
+use pushgate_link::mailbox::{Mailbox, SendFrame};
+use pushgate_link::memory::Keep;
+use pushgate_link::producer::Producer;
+use pushgate_link::receives::PostedReceives;
+use pushgate_link_tcp as tcp;
+use pushgate_link_verbs::{Config, Flusher};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Code, Failure, Result};

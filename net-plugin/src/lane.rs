@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use pushgate_driver_shim::eventfd::EventFd;
-use pushgate_proxy::engine::{Drive, Engine, QpId};
-use pushgate_proxy::idle::Wake;
-use pushgate_proxy::link::tcp::Readiness;
+use pushgate_engine::engine::{Drive, Engine, QpId};
+use pushgate_engine::idle::Wake;
+use pushgate_link_tcp::Readiness;
 
 use crate::gpu::Gpu;
 use crate::log;

@@ -15,7 +15,7 @@
 //! are sent out of the region, and are as long as a message can be.
 
 use pushgate_driver_shim::record::{Opcode, Record};
-use pushgate_proxy::producer::Producer;
+use pushgate_link::producer::Producer;
 
 use crate::error::Result;
 use crate::path::Slices;

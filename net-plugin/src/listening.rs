@@ -9,13 +9,13 @@ use std::sync::Once;
 use std::time::Duration;
 
 use pushgate::settings::QpKind;
+use pushgate_door::addresses::{Message, Places, listen};
+use pushgate_door::{Door, Limits};
 use pushgate_driver_shim::closing::PeerListener;
 use pushgate_driver_shim::limited;
 use pushgate_driver_shim::users::is_ours_or_root;
-use pushgate_proxy::addresses::{Message, Places, listen};
-use pushgate_proxy::door::{Door, Limits};
-use pushgate_proxy::server::SocketFile;
-use pushgate_proxy::wire::peer_cred;
+use pushgate_service::server::SocketFile;
+use pushgate_service::wire::peer_cred;
 
 use crate::error::{Code, Failure, Result};
 use crate::handle::{Key, Nonce};
@@ -154,8 +154,8 @@ mod tests {
     use std::net::{SocketAddr, TcpStream};
     use std::os::unix::net::UnixStream;
 
+    use pushgate_door::{Dialer, DoorError, Refused, Secret, Terms, dial};
     use pushgate_driver_shim::closing::PeerStream;
-    use pushgate_proxy::door::{Dialer, DoorError, Refused, Secret, Terms, dial};
 
     use pushgate_tests::lingering::{lingering, send_along};
     use pushgate_tests::wait_until;

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use pushgate::settings::{PluginSettings, ProxyPlace, QpKind, WindowKind};
-use pushgate_proxy::addresses::Offered;
-use pushgate_proxy::folder::Folder;
+use pushgate_door::addresses::Offered;
+use pushgate_service::folder::Folder;
 use pushgate_topology::Sysfs;
 
 use crate::address::own_addresses;

@@ -6,8 +6,8 @@ use std::sync::{Mutex, Once};
 use pushgate::settings::{NetLanding, NetPath, PluginSettings, QpKind};
 use pushgate_driver_shim::abi;
 use pushgate_gpu_kernels::DeviceChoice;
+use pushgate_link_verbs::Device;
 use pushgate_pcie_model::findings::Findings;
-use pushgate_proxy::link::verbs::Device;
 use pushgate_topology::{Address, Pair, Sysfs, Topology};
 
 use crate::error::{Code, Failure, Result};

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use pushgate_driver_shim::fork::Owner;
-use pushgate_proxy::recorder;
+use pushgate_engine::recorder;
 
 use crate::comm::Comm;
 use crate::error::{Code, Failure, Result};

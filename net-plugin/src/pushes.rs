@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use pushgate::copier::Ticket;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Record, RecordWords};
-use pushgate_proxy::producer::Producer;
+use pushgate_link::producer::Producer;
 
 use crate::error::{Code, Failure, Result};
 use crate::gpu::{self, Gpu};

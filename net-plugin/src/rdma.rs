@@ -5,9 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pushgate::settings::{AutoOr, PluginSettings, QpKind};
-use pushgate_proxy::link::verbs::choice::{self, Choice, Distance, Wish};
-use pushgate_proxy::link::verbs::{Device, SharedDomain, VerbsError};
-use pushgate_proxy::netlink::addresses_of;
+use pushgate_door::netlink::addresses_of;
+use pushgate_link_verbs::choice::{self, Choice, Distance, Wish};
+use pushgate_link_verbs::{Device, SharedDomain, VerbsError};
 use pushgate_topology::{Address, Sysfs, Topology};
 
 use crate::devices::{self, Classes, HCA, Hca};

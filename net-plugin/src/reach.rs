@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use pushgate_gpu_kernels::DeviceBuffer;
-use pushgate_proxy::link::verbs::{Device, Word};
-use pushgate_proxy::region::Exported;
+use pushgate_link::region::Exported;
+use pushgate_link_verbs::{Device, Word};
 
 use crate::error::Failure;
 use crate::gpu::Gpu;

@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 
-use pushgate_proxy::addresses::{Message, Places, Reach};
-use pushgate_proxy::door::{Dialer, Stream, Terms};
+use pushgate_door::addresses::{Message, Places, Reach};
+use pushgate_door::{Dialer, Stream, Terms};
 
 /// The dialed addresses, and the connection that is at the door. No call waits.
 pub struct Reaching {

@@ -3,11 +3,11 @@
 
 use std::collections::VecDeque;
 
+use pushgate_core::session::Status;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Opcode, Record};
-use pushgate_proxy::link::verbs::Flusher;
-use pushgate_proxy::producer::{Producer, Received};
-use pushgate_proxy::session::Status;
+use pushgate_link::producer::{Producer, Received};
+use pushgate_link_verbs::Flusher;
 
 use crate::end::CommEnd;
 use crate::error::{Code, Failure, Result};

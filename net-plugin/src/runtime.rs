@@ -10,14 +10,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pushgate::settings::{AutoOr, DriveChoice, PluginSettings};
+use pushgate_door::addresses::Places;
+use pushgate_door::linger::Lingered;
 use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::memory::{HugePages, SharedMemory, SharedMemoryBuilder};
-use pushgate_proxy::addresses::Places;
-use pushgate_proxy::engine::{Drive, Engine, EngineOptions, StallReport};
-use pushgate_proxy::linger::Lingered;
-use pushgate_proxy::link::tcp::{Host, Readiness, Tuning};
-use pushgate_proxy::memory::Keep;
+use pushgate_engine::engine::{Drive, Engine, EngineOptions, StallReport};
+use pushgate_link::memory::Keep;
+use pushgate_link_tcp::{Host, Readiness, Tuning};
 
 use crate::error::{Code, Failure, Result};
 use crate::gpu::{self, Gpu};

@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Opcode, Record};
-use pushgate_proxy::link::RegionSends;
-use pushgate_proxy::producer::Producer;
-use pushgate_proxy::proxy::Proxy;
-use pushgate_proxy::receives::{AHEAD_BYTES, Meets, PostedReceives};
+use pushgate_engine::proxy::Proxy;
+use pushgate_link::RegionSends;
+use pushgate_link::producer::Producer;
+use pushgate_link::receives::{AHEAD_BYTES, Meets, PostedReceives};
 
 use crate::end::{CommEnd, SETTLE};
 use crate::error::{Code, Failure, Result};
@@ -137,7 +137,7 @@ impl Sender {
     }
 
     /// Waits until the peer has all messages whose requests were done. What it does not get is told in the log: if the connection
-    /// has ended, or if that takes longer than connections of this process may still wait ([`Lingered`](pushgate_proxy::linger::Lingered)).
+    /// has ended, or if that takes longer than connections of this process may still wait ([`Lingered`](pushgate_door::linger::Lingered)).
     pub fn linger(&self, end: &CommEnd) {
         let Some((slot, number)) = self.done else { return };
         let (began, allowed) = (Instant::now(), end.runtime.lingered.left());

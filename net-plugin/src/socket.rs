@@ -9,9 +9,9 @@ use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
+use pushgate_door::redial::Kept;
 use pushgate_driver_shim::closing::Closes;
 use pushgate_driver_shim::limited;
-use pushgate_proxy::redial::Kept;
 use rustix::io::Errno;
 
 use crate::again::{Place, Token};

@@ -4,9 +4,9 @@ use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use pushgate_door as door;
+use pushgate_door::redial::envelope::tune;
 use pushgate_driver_shim::closing::PeerStream;
-use pushgate_proxy::door;
-use pushgate_proxy::redial::envelope::tune;
 use rustix::cmsg_space;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
@@ -45,7 +45,7 @@ impl Stream {
         match self {
             // 0 stands for a process of another PID namespace.
             Stream::Unix(s) => {
-                let cred = pushgate_proxy::wire::peer_cred(s).ok()?;
+                let cred = pushgate_service::wire::peer_cred(s).ok()?;
                 (cred.pid > 0).then_some(cred.pid as u32)
             }
             Stream::Tcp(_) => None,

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use pushgate::settings::{AutoOr, PluginSettings, QpKind, Transport};
-
-use pushgate_proxy::addresses::Offered;
+use pushgate_door::addresses::Offered;
 
 use crate::comm::{Comm, Request};
 use crate::error::Result;

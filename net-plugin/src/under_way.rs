@@ -8,7 +8,7 @@
 //! So a connection keeps its payload among the first bytes of its window ([`Producer::use_window`]), as many as are its
 //! share. The share follows from how many connections send at the time.
 //!
-//! [`Producer::use_window`]: pushgate_proxy::producer::Producer::use_window
+//! [`Producer::use_window`]: pushgate_link::producer::Producer::use_window
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

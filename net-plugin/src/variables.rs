@@ -5,8 +5,8 @@
 use std::sync::Once;
 
 use pushgate::settings::{Key, Origin, PluginSettings};
-use pushgate_proxy::addresses::Names;
-use pushgate_proxy::link::verbs::gid::Family;
+use pushgate_door::addresses::Family;
+use pushgate_door::addresses::Names;
 
 use crate::devices::{HCA, MERGE_NICS};
 use crate::log;

@@ -20,17 +20,17 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use pushgate_core::session::Status;
+use pushgate_door as door;
+use pushgate_door::redial::Attempts;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::closing::drop_elsewhere;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::limited;
 use pushgate_driver_shim::process::Process;
-use pushgate_proxy::connect::{Fds, Frame};
-use pushgate_proxy::door;
-use pushgate_proxy::engine::{Engine, QpId};
-use pushgate_proxy::mailbox::Mailbox;
-use pushgate_proxy::redial::Attempts;
-use pushgate_proxy::session::Status;
+use pushgate_engine::connect::{Fds, Frame};
+use pushgate_engine::engine::{Engine, QpId};
+use pushgate_link::mailbox::Mailbox;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 

@@ -7,8 +7,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use pushgate_driver_shim::closing::Closes;
 use pushgate_driver_shim::fdpass::Frame;
-use pushgate_proxy::connect::Incarnation;
-use pushgate_proxy::mailbox::Mailbox;
+use pushgate_engine::connect::Incarnation;
+use pushgate_link::mailbox::Mailbox;
 
 use super::FRAME;
 use super::route::Route;

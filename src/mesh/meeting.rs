@@ -6,10 +6,10 @@
 
 use std::time::{Duration, Instant};
 
+use pushgate_core::session::Status;
 use pushgate_driver_shim::abi;
-use pushgate_proxy::connect::{self, Connect, Event, Fds, Frame, Incarnation};
-use pushgate_proxy::mailbox::Mailbox;
-use pushgate_proxy::session::Status;
+use pushgate_engine::connect::{self, Connect, Event, Fds, Frame, Incarnation};
+use pushgate_link::mailbox::Mailbox;
 
 use super::{Channel, Mesh, SetUp, TellEnd, TellEngine};
 use crate::error::{Error, Result};

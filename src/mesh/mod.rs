@@ -38,23 +38,23 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use inbox::{Inbox, Leaving, Most, State};
+use pushgate_core::session::Status;
+use pushgate_door::addresses::Family;
+use pushgate_door::{self as door, Terms};
 use pushgate_driver_shim::closing::PeerStream;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::fdpass::{Carrier, Frame};
 use pushgate_driver_shim::interrupt::{self, interrupt_by};
 use pushgate_driver_shim::limited;
 use pushgate_driver_shim::process::Process;
-use pushgate_proxy::connect::{self, Incarnation};
-use pushgate_proxy::door::{self, Terms};
-use pushgate_proxy::folder::Folder;
-use pushgate_proxy::link::verbs::gid::Family;
-use pushgate_proxy::session::Status;
+use pushgate_engine::connect::{self, Incarnation};
+use pushgate_service::folder::Folder;
 use rustix::io::Errno;
 use rustix::net::connect_unspec;
 
 use crate::error::{Error, Result};
 use crate::settings::Transport;
-use inbox::{Inbox, Leaving, Most, State};
 #[cfg(test)]
 pub(crate) use meeting::meet;
 pub(crate) use meeting::{BothReady, Call, End, HandedOver, Meetings};
@@ -69,7 +69,7 @@ const BYE: u32 = 0;
 const BEAT: u32 = 2;
 /// Label of a report that another rank is lost, with that rank's number.
 const LOST: u32 = 4;
-/// The first label of a queue pair. The frames under it are those of `pushgate_proxy::connect`.
+/// The first label of a queue pair. The frames under it are those of `pushgate_engine::connect`.
 pub(crate) const QUEUE_PAIRS: u32 = 16;
 
 /// The most bytes of a frame, its label included. Set-up messages are far smaller.
@@ -323,7 +323,7 @@ impl Mesh {
         match &*self.shared.peers[rank as usize].as_ref()?.out().stream {
             // 0 stands for a process of another PID namespace.
             Stream::Unix(s) => {
-                pushgate_proxy::wire::peer_cred(s).ok().map(|c| c.pid as u32).filter(|pid| *pid != 0)
+                pushgate_service::wire::peer_cred(s).ok().map(|c| c.pid as u32).filter(|pid| *pid != 0)
             }
             Stream::Tcp(_) => None,
         }

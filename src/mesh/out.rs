@@ -5,8 +5,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
+use pushgate_door::redial::Kept;
 use pushgate_driver_shim::fdpass::Outgoing;
-use pushgate_proxy::redial::Kept;
 
 use super::{MAX_OUT, MAX_OUT_FDS, Stream};
 

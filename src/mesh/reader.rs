@@ -9,10 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use pushgate_door as door;
+use pushgate_door::redial::Attempts;
 use pushgate_driver_shim::fdpass::{Cut, Frame, Incoming};
 use pushgate_driver_shim::limited;
-use pushgate_proxy::redial::Attempts;
-use pushgate_proxy::{connect, door};
+use pushgate_engine::connect;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Resource, getrlimit};
 
@@ -510,10 +511,10 @@ mod tests {
     use std::cell::Cell;
     use std::os::fd::BorrowedFd;
 
+    use pushgate_core::session::Status;
     use pushgate_driver_shim::abi;
     use pushgate_driver_shim::fdpass::Carrier;
-    use pushgate_proxy::connect::Incarnation;
-    use pushgate_proxy::session::Status;
+    use pushgate_engine::connect::Incarnation;
     use pushgate_tests::fuzz::{depth, fuzz, kind};
     use pushgate_tests::hang;
 

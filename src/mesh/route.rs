@@ -3,8 +3,8 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use pushgate_proxy::connect::{self, Incarnation};
-use pushgate_proxy::mailbox::Mailbox;
+use pushgate_engine::connect::{self, Incarnation};
+use pushgate_link::mailbox::Mailbox;
 
 /// Tells the engine of a queue pair whose link is replaced when it breaks that frames of the peer wait. Called by the
 /// reader's thread, so it must not wait.

@@ -1,6 +1,6 @@
 //! The channel over which two ranks make a queue pair: the frames under the queue pair's label on their socket.
 //!
-//! `pushgate_proxy::connect` says what the frames mean. Only an END is read here, as it arrives: the frames of the
+//! `pushgate_engine::connect` says what the frames mean. Only an END is read here, as it arrives: the frames of the
 //! incarnation that has ended are dropped, and a queue pair that is joined with that incarnation ends. So an end that breaks
 //! later, and can't tell its peer over its own link, still ends the peer's end.
 //!
@@ -13,11 +13,11 @@ mod tests;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
+use pushgate_core::session::Status;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::fdpass::Frame;
-use pushgate_proxy::connect::{self, Incarnation};
-use pushgate_proxy::mailbox::Mailbox;
-use pushgate_proxy::session::Status;
+use pushgate_engine::connect::{self, Incarnation};
+use pushgate_link::mailbox::Mailbox;
 
 use super::inbox::Dropped;
 use super::route::{Route, TellEngine};

@@ -3,7 +3,7 @@
 //! rank 0 tells each where the others listen. Then each rank connects to all lower ranks, except
 //! rank 0, to which it is connected already.
 //!
-//! The port is open to every host that reaches it. So each connection goes through the [`door`](pushgate_proxy::door): its
+//! The port is open to every host that reaches it. So each connection goes through the [`door`](pushgate_door): its
 //! ends prove that they know one secret before the greeting, which is the first that a rank reads. docs/operations.md says
 //! where the secret comes from.
 
@@ -18,13 +18,13 @@ use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
+use pushgate_door::addresses::{Message, Places, Reach, Wish, listen, offer, own, resolve};
+use pushgate_door::redial::envelope::{HEADER, Incoming, envelope, opened, send_all, tune};
+use pushgate_door::{Arrival, Dialer, Door, DoorError, Limits, Refused, Stream, Terms, VARIABLE};
 use pushgate_driver_shim::interrupt;
 use pushgate_driver_shim::limited;
 use pushgate_driver_shim::log::Foreign;
 use pushgate_driver_shim::versions::ABI;
-use pushgate_proxy::addresses::{Message, Places, Reach, Wish, listen, offer, own, resolve};
-use pushgate_proxy::door::{Arrival, Dialer, Door, DoorError, Limits, Refused, Stream, Terms, VARIABLE};
-use pushgate_proxy::redial::envelope::{HEADER, Incoming, envelope, opened, send_all, tune};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 

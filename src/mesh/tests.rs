@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::fdpass::{recv_message, send_message};
-use pushgate_proxy::connect;
+use pushgate_engine::connect;
 use pushgate_tests::lingering::{lingering, send_along};
 use pushgate_tests::{hang, patience};
 

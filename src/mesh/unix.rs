@@ -23,9 +23,9 @@ use pushgate_driver_shim::limited;
 use pushgate_driver_shim::log::Foreign;
 use pushgate_driver_shim::process::Process;
 use pushgate_driver_shim::users::{is_ours, is_ours_or_root, remark};
-use pushgate_proxy::folder::{self, BESIDE, Folder};
-use pushgate_proxy::server::SocketFile;
-use pushgate_proxy::wire;
+use pushgate_service::folder::{self, BESIDE, Folder};
+use pushgate_service::server::SocketFile;
+use pushgate_service::wire;
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::geteuid;
 

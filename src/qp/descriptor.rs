@@ -3,12 +3,12 @@
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 
+use pushgate_core::session::Status;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::bell;
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_driver_shim::window::Piece;
 use pushgate_gpu_kernels::DeviceBuffer;
-use pushgate_proxy::session::Status;
 
 use crate::context::Context;
 use crate::error::{Error, Result};

@@ -9,7 +9,7 @@ use pushgate_driver_shim::abi;
 use pushgate_driver_shim::interrupt;
 use pushgate_driver_shim::record::{Opcode, Record};
 use pushgate_driver_shim::window::Window;
-use pushgate_proxy::producer::{Producer, Received};
+use pushgate_link::producer::{Producer, Received};
 
 use super::memory::{InboundPayload, Own};
 use super::queue_pair::QueuePair;

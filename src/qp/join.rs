@@ -1,10 +1,10 @@
-//! One end of a queue pair while it is made: the steps of `pushgate_proxy::connect` with this program's memory, device and
+//! One end of a queue pair while it is made: the steps of `pushgate_engine::connect` with this program's memory, device and
 //! engine.
 
 use std::net::SocketAddr;
 
-use pushgate_proxy::connect::{ConnectError, Frame, Met, Opening, Prepared};
-use pushgate_proxy::link::verbs::gid::Family;
+use pushgate_door::addresses::Family;
+use pushgate_engine::connect::{ConnectError, Frame, Met, Opening, Prepared};
 
 use super::memory::{Own, QpConfig, allocator};
 use super::queue_pair::QueuePair;

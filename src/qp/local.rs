@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use pushgate_driver_shim::bell;
 use pushgate_driver_shim::segment::Segment;
-use pushgate_proxy::connect::{LocalMet, LocalOpening, Opening};
-use pushgate_proxy::idle::Wake;
-use pushgate_proxy::proxy::Recovers;
+use pushgate_engine::connect::{LocalMet, LocalOpening, Opening};
+use pushgate_engine::idle::Wake;
+use pushgate_engine::proxy::Recovers;
 
 use super::memory::{DrivenEnd, InboundPayload, Own, segment};
 use super::undo::Undo;
@@ -65,7 +65,7 @@ pub(super) fn drive(
 mod tests {
     use std::time::Instant;
 
-    use pushgate_proxy::connect::Met;
+    use pushgate_engine::connect::Met;
     use rustix::fs::{SealFlags, fcntl_add_seals};
 
     use super::*;

@@ -10,9 +10,9 @@ use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::placed::{self, Placed};
 use pushgate_driver_shim::segment::{Geometry, Segment, write_header};
 use pushgate_driver_shim::window::{Piece, Window};
-use pushgate_proxy::endpoint::QpOptions;
-use pushgate_proxy::engine::QpId;
-use pushgate_proxy::memory::Mapped;
+use pushgate_engine::endpoint::QpOptions;
+use pushgate_engine::engine::QpId;
+use pushgate_link::memory::Mapped;
 
 use crate::context::Context;
 use crate::error::{Error, Result};

@@ -5,15 +5,15 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use pushgate_core::session::Status;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::limited;
 use pushgate_driver_shim::placed::{Placed, State as RingState};
 use pushgate_driver_shim::window::{Piece, Window};
+use pushgate_engine::engine::{EngineError, QpId};
 use pushgate_gpu_kernels::{Access, DeviceBuffer, Registration};
-use pushgate_proxy::engine::{EngineError, QpId};
-use pushgate_proxy::producer::Producer;
-use pushgate_proxy::region::Exported;
-use pushgate_proxy::session::Status;
+use pushgate_link::producer::Producer;
+use pushgate_link::region::Exported;
 
 use super::descriptor::{DeviceEnd, check_status, device_addresses, ring, ring_process};
 use super::memory::{DrivenEnd, InboundPayload, Own};

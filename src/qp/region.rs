@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Mutex, PoisonError, Weak};
 
-use pushgate_proxy::engine::QpId;
+use pushgate_engine::engine::QpId;
 
 use crate::context::Context;
 use crate::error::Result;

@@ -3,11 +3,11 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use pushgate_door::addresses::{Message, Wish, offer};
 use pushgate_driver_shim::interrupt;
-use pushgate_proxy::addresses::{Message, Wish, offer};
-use pushgate_proxy::connect::{Opening, TcpMet, TcpOpening};
-use pushgate_proxy::idle::Wake;
-use pushgate_proxy::link::tcp::Config;
+use pushgate_engine::connect::{Opening, TcpMet, TcpOpening};
+use pushgate_engine::idle::Wake;
+use pushgate_link_tcp::Config;
 
 use super::local::recovery;
 use super::memory::{DrivenEnd, Own};

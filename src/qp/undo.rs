@@ -1,8 +1,8 @@
 //! Takes a queue pair out of its engine again, if making it fails.
 
+use pushgate_core::session::Status;
 use pushgate_driver_shim::abi;
-use pushgate_proxy::engine::QpId;
-use pushgate_proxy::session::Status;
+use pushgate_engine::engine::QpId;
 
 use crate::context::Context;
 

@@ -2,17 +2,17 @@
 
 use std::sync::{Arc, Weak};
 
+use pushgate_core::session::Status;
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_driver_shim::window::{WeakPiece, Window};
-use pushgate_proxy::counters::Counters;
-use pushgate_proxy::endpoint::{Endpoint, QpOptions};
-use pushgate_proxy::engine::{EngineError, QpId};
-use pushgate_proxy::idle::{Step, Wake};
-use pushgate_proxy::link::RegionSends;
-use pushgate_proxy::memory::Keep;
-use pushgate_proxy::proxy::{Proxy, QpFds, Recovers};
-use pushgate_proxy::region::Exported;
-use pushgate_proxy::session::Status;
+use pushgate_engine::counters::Counters;
+use pushgate_engine::endpoint::{Endpoint, QpOptions};
+use pushgate_engine::engine::{EngineError, QpId};
+use pushgate_engine::idle::{Step, Wake};
+use pushgate_engine::proxy::{Proxy, QpFds, Recovers};
+use pushgate_link::RegionSends;
+use pushgate_link::memory::Keep;
+use pushgate_link::region::Exported;
 use pushgate_tests::hang;
 
 use super::{OwnEnd, QpConfig, QueuePair};

@@ -3,17 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use pushgate_door::addresses::Family;
 use pushgate_driver_shim::limited;
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_driver_shim::segment::Geometry;
-use pushgate_proxy::connect::{
+use pushgate_engine::connect::{
     Opening, Patience, RailFrames, RailsMet, RailsOpening, VerbsMet, VerbsOpening,
 };
-use pushgate_proxy::endpoint::Endpoint;
-use pushgate_proxy::idle::Wake;
-use pushgate_proxy::link::Link;
-use pushgate_proxy::link::verbs::Config;
-use pushgate_proxy::link::verbs::gid::Family;
+use pushgate_engine::endpoint::Endpoint;
+use pushgate_engine::idle::Wake;
+use pushgate_link::Link;
+use pushgate_link_verbs::Config;
 
 use super::local::recovery;
 use super::memory::{DrivenEnd, InboundPayload, Own, allocator};

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 
-use pushgate_proxy::addresses::{Places, Wish, listen, offer};
+use pushgate_door::addresses::{Places, Wish, listen, offer};
 
 use crate::context::Context;
 use crate::error::{Error, Result};

@@ -57,7 +57,7 @@ pub enum TcpIo {
     Socket,
 }
 
-impl From<TcpIo> for pushgate_proxy::link::tcp::Io {
+impl From<TcpIo> for pushgate_link_tcp::Io {
     fn from(io: TcpIo) -> Self {
         match io {
             TcpIo::Auto => Self::Auto,

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use pushgate_proxy::addresses::split;
-use pushgate_proxy::users::{is_list, is_name};
+use pushgate_door::addresses::split;
+use pushgate_service::users::{is_list, is_name};
 
 use super::{
     AutoOr, CopierCpus, CqEvents, DeviceChoice, DriveChoice, HugePages, NetLanding, NetPath, ProxyPlace,

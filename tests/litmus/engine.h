@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
 // The memory of two joined queue pairs, and an engine for each in C++, so that ThreadSanitizer sees
-// both sides: proxy/src/endpoint/ and link/local.rs, without everything that does not concern
+// both sides: proxy/engine/src/endpoint/ and link/local.rs, without everything that does not concern
 // order. The engine's orderings have names too, CONSUMER_*.
 //
 // One difference: where the proxy loads relaxed and then fences (ring.rs says why), this engine

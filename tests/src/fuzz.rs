@@ -110,6 +110,17 @@ impl<'a> Step<'a> {
     }
 }
 
+/// A text of JSON after its length.
+pub fn part(text: &[u8]) -> Vec<u8> {
+    [&(text.len() as u16).to_le_bytes(), text].concat()
+}
+
+/// Splits what [`part`] put in front.
+pub fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (length, rest) = bytes.split_first_chunk()?;
+    Some(rest.split_at(rest.len().min(u16::from_le_bytes(*length).into())))
+}
+
 /// Gives `target` changed `seeds` for `_PUSHGATE_TEST_FUZZ_SECONDS` (3 if unset). What `target` answers tells what became of an
 /// input; an input with a new answer is changed further. [`kind`] makes an answer of a text.
 ///

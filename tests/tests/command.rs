@@ -109,12 +109,12 @@ fn a_wrong_variable_is_quoted_with_its_name_and_what_is_allowed() {
 fn a_log_filter_that_cannot_be_read_is_refused() {
     for words in ["config", "bench allreduce --ranks 2"] {
         refused(
-            program("pushgate").args(words.split_whitespace()).env("PUSHGATE_LOG", "pushgate_proxy=loud"),
-            "pushgate: invalid PUSHGATE_LOG `pushgate_proxy=loud` (from PUSHGATE_LOG): expected levels (error, warn, info, \
+            program("pushgate").args(words.split_whitespace()).env("PUSHGATE_LOG", "pushgate_engine=loud"),
+            "pushgate: invalid PUSHGATE_LOG `pushgate_engine=loud` (from PUSHGATE_LOG): expected levels (error, warn, info, \
              debug, trace, off), each alone or behind CRATE=, with commas between",
         );
     }
-    for filter in ["", "off", "debug", "warn,pushgate_proxy=debug"] {
+    for filter in ["", "off", "debug", "warn,pushgate_engine=debug"] {
         assert_eq!(run(program("pushgate").arg("config").env("PUSHGATE_LOG", filter)).0, Some(0), "{filter}");
     }
 }

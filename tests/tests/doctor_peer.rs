@@ -6,7 +6,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Instant;
 
 use pushgate::settings::PluginSettings;
-use pushgate_proxy::door::{Purpose, Secret, Terms, dial};
+use pushgate_door::{Purpose, Secret, Terms, dial};
 use pushgate_tests::{built, hang};
 use serde_json::Value;
 

@@ -15,7 +15,7 @@ use pushgate::settings::PluginSettings;
 use pushgate::{
     Comm, Context, Error, HostEnd, Module, QpConfig, QueuePair, Settings, Source, interrupt_by, left_undone,
 };
-use pushgate_proxy::remote;
+use pushgate_service::remote;
 use pushgate_tests::{built, hang};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 

@@ -140,7 +140,7 @@ pub const STEPS: &[Step] = &[
                 // Build scripts and macros are those of the tests, so they are compiled once.
                 "--release",
                 "--features",
-                "test-ungated,pushgate-proxy/sim",
+                "test-ungated,pushgate-sim/sim",
                 "--",
                 "-D",
                 "warnings",
@@ -435,8 +435,14 @@ pub const STEPS: &[Step] = &[
         needs: &[],
         about: "the proxy's property tests with 20,000 cases each",
         run: |bench| {
-            let arguments =
-                ["test", "--release", "--package", "pushgate-proxy", "--features", "test-ungated"];
+            let arguments = ["test", "--release", "--package", "pushgate-core", "--package", "pushgate-link"];
+            let arguments = [
+                &arguments[..],
+                &["--package", "pushgate-link-tcp", "--package", "pushgate-link-verbs"],
+                &["--package", "pushgate-engine", "--package", "pushgate-tests"],
+                &["--features", "pushgate-tests/test-ungated", "--lib", "--test", "endpoint"],
+            ]
+            .concat();
             bench.cargo_with(&arguments, &[("PROPTEST_CASES", "20000")])
         },
     },
@@ -581,9 +587,12 @@ fn loom(bench: &mut Bench) -> Result<Outcome> {
         .arg("--target-dir")
         .arg(bench.paths.target.join("loom"));
     // Without optimisation the search takes a second more, and the build half a minute less.
-    command.args(["--package", "pushgate-proxy", "--package", "pushgate-gpu-kernels", "--lib", "loom_tests"]);
+    for package in ["pushgate-link", "pushgate-engine", "pushgate-gpu-kernels"] {
+        command.args(["--package", package]);
+    }
+    command.args(["--lib", "loom_tests"]);
     let output = process::capture(command, true, bench.guard)?;
-    ensure!(!output.contains("running 0 tests"), "one of the two packages has no module named loom_tests");
+    ensure!(!output.contains("running 0 tests"), "one of the packages has no module named loom_tests");
     Ok(Outcome::Passed)
 }
 
@@ -591,26 +600,29 @@ fn loom(bench: &mut Bench) -> Result<Outcome> {
 const SIM_MINUTES: usize = 2;
 
 fn simulate(bench: &mut Bench) -> Result<Outcome> {
-    let program = sim::build_with_tests(&bench.paths, bench.guard)?;
+    let program = sim::build(&bench.paths, bench.guard)?;
     let mut command = process::command(program, &bench.paths.root);
     let cores = thread::available_parallelism().map_or(1, NonZero::get);
     command.args(["--cpu-minutes", &(SIM_MINUTES * cores).to_string()]);
     process::run(command, bench.guard)?;
-    bench.cargo(&[sim::UNIT_TESTS, &["--release"]].concat())?;
     bench.cargo(&[sim::TESTS, &["--release"]].concat())
 }
 
 /// Runs the parsers' tests one by one, each for a second or for 20.
 fn fuzz(bench: &mut Bench) -> Result<Outcome> {
     // The whole workspace, so that the step has the build of the step tests.
-    let mut command = bench.command();
-    command.args(["test", "--workspace", "--release", "--lib", "--bins", "--test", "fuzz", "--no-fail-fast"]);
-    command.args(["--", "--ignored", "p8_fuzz_", "--test-threads", "1", "--nocapture"]);
-    command.env("_PUSHGATE_TEST_FUZZ_SECONDS", if bench.full { "20" } else { "1" });
-    // The driver bounds the address space, in which each thread's arena would take 64 MiB.
-    command.env("MALLOC_ARENA_MAX", "2");
-    let output = process::capture(command, true, bench.guard)?;
-    ensure!(output.contains("p8_fuzz_"), "no test is named p8_fuzz_");
+    let all = ["test", "--workspace", "--lib", "--bins", "--test", "fuzz", "--no-fail-fast"];
+    // Those that need simulated devices are in the simulator's build.
+    for tests in [&all[..], sim::TESTS] {
+        let mut command = bench.command();
+        command.args(tests).args(["--release", "--", "--ignored", "p8_fuzz_"]);
+        command.args(["--test-threads", "1", "--nocapture"]);
+        command.env("_PUSHGATE_TEST_FUZZ_SECONDS", if bench.full { "20" } else { "1" });
+        // The driver bounds the address space, in which each thread's arena would take 64 MiB.
+        command.env("MALLOC_ARENA_MAX", "2");
+        let output = process::capture(command, true, bench.guard)?;
+        ensure!(output.contains("p8_fuzz_"), "no test is named p8_fuzz_");
+    }
     Ok(Outcome::Passed)
 }
 

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use pushgate::abi;
+use pushgate_core::gate::{Gate, Need};
+use pushgate_core::session::{Session, count_word};
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_driver_shim::record::{Opcode, Record};
-use pushgate_proxy::gate::{Gate, Need};
-use pushgate_proxy::idle::{Idle, Step, Wake};
-use pushgate_proxy::link::{Arrival, Link, PeerCounts};
-use pushgate_proxy::session::{Session, count_word};
+use pushgate_engine::idle::{Idle, Step, Wake};
+use pushgate_link::{Arrival, Link, PeerCounts};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};

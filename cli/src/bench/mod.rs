@@ -245,9 +245,9 @@ pub fn run(
 
 fn gate(b: &Bench) -> Result<()> {
     type Measure = dyn Fn(u64) -> Result<(u64, Duration)>;
-    let releases: &Measure = &|batches| Ok(pushgate_proxy::measure::releases(batches));
+    let releases: &Measure = &|batches| Ok(pushgate_engine::measure::releases(batches));
     let messages: &Measure =
-        &|batches| pushgate_proxy::measure::messages(batches).map_err(|e| anyhow::anyhow!(e.to_string()));
+        &|batches| pushgate_engine::measure::messages(batches).map_err(|e| anyhow::anyhow!(e.to_string()));
     for (what, note) in [
         (releases, "staging ring and gate alone, one core"),
         (messages, "all of the engine's part of an inline message, written and read by the same core"),

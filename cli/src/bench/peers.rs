@@ -15,7 +15,7 @@ use pushgate::proxy::raise_open_files;
 use pushgate::settings::DriveChoice;
 use pushgate::{Comm, Context, Error, QpConfig, QueuePair, Step};
 use pushgate_driver_shim::record::{Opcode, Record};
-use pushgate_proxy::producer::Producer;
+use pushgate_link::producer::Producer;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
 

@@ -10,8 +10,8 @@ use pushgate::{Settings, abi};
 use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_driver_shim::segment::Geometry;
-use pushgate_proxy::link::verbs::choice::Distance;
-use pushgate_proxy::link::verbs::{Config, Device, VerbsOpening};
+use pushgate_link_verbs::choice::Distance;
+use pushgate_link_verbs::{Config, Device, VerbsOpening};
 use serde_json::json;
 
 use super::Bench;

@@ -13,7 +13,7 @@ use pushgate::{Settings, abi};
 use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_driver_shim::segment::Geometry;
-use pushgate_proxy::link::tcp::{Config, Host, Readiness, TcpLink, TcpOpening, Tuning};
+use pushgate_link_tcp::{Config, Host, Readiness, TcpLink, TcpOpening, Tuning};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use rustix::time::{ClockId, clock_gettime};
@@ -126,7 +126,7 @@ impl Pair {
         let wire = links[0].wire();
         let streams = s.tcp_streams;
         let from = windows[0].as_ptr().as_ptr() as usize;
-        let [a, b] = links.map(|link| Box::new(link) as Box<dyn pushgate_proxy::link::Link>);
+        let [a, b] = links.map(|link| Box::new(link) as Box<dyn pushgate_link::Link>);
         let to = b.payload(0, size.div_ceil(unit) as u32).context("the mirror holds a message")?;
         let [window_a, window_b] = windows;
         let receives = s.receives;

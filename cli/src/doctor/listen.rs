@@ -6,15 +6,15 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow};
 use pushgate::Settings;
-use pushgate_proxy::addresses::own;
-use pushgate_proxy::door::{Arrival, Door, Limits};
-use pushgate_proxy::redial::envelope::envelope;
+use pushgate_door::addresses::own;
+use pushgate_door::redial::envelope::envelope;
+use pushgate_door::{Arrival, Door, Limits};
+use pushgate_driver_shim::log::Foreign;
 
 use super::side::{
     CHUNK, GIVE, LONGEST, PING, PURPOSE, SESSION, Side, TAKE, Talk, VERSION, addresses, ask, mtu,
 };
 use crate::output::outln;
-use pushgate_driver_shim::log::Foreign;
 
 /// Serves peers, one after the other, until the process is ended.
 pub fn serve(place: &str, settings: &Settings) -> Result<()> {

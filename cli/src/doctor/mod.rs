@@ -13,7 +13,7 @@ use anyhow::{Context, Result, anyhow};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use pushgate::settings::{AutoOr, HugePages, PluginSettings, QpKind, Transport, WindowKind, WriteOrder};
 use pushgate_doctor::{self as doctor, QueuePairs, Roots, Wants};
-use pushgate_proxy::folder::Folder;
+use pushgate_service::folder::Folder;
 
 use crate::exit;
 use crate::flags;

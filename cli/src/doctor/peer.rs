@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use pushgate::settings::{QpKind, Transport};
 use pushgate::{Result, Settings};
 use pushgate_doctor::{Finding, Report};
+use pushgate_door::addresses::{REMEDY, routes};
+use pushgate_door::redial::envelope::{Incoming, wait};
+use pushgate_door::{DoorError, PASSAGE, Refused, dial};
 use pushgate_driver_shim::log::Foreign;
-use pushgate_proxy::addresses::{REMEDY, routes};
-use pushgate_proxy::door::{DoorError, PASSAGE, Refused, dial};
-use pushgate_proxy::redial::envelope::{Incoming, wait};
 use rustix::event::{PollFd, PollFlags};
 use serde::Serialize;
 

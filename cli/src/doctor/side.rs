@@ -8,10 +8,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use pushgate_doctor::{self as doctor, Part, Roots, Wants};
-use pushgate_proxy::addresses::{Wish, offer, resolve};
-use pushgate_proxy::door::{Purpose, Stream};
-use pushgate_proxy::link::verbs::gid::{GidEntry, GidType};
-use pushgate_proxy::redial::envelope::{send_all, wait};
+use pushgate_door::addresses::{Wish, offer, resolve};
+use pushgate_door::redial::envelope::{send_all, wait};
+use pushgate_door::{Purpose, Stream};
+use pushgate_link_verbs::gid::{GidEntry, GidType};
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::sockopt;
 use serde::{Deserialize, Serialize};

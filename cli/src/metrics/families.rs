@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 
 use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
-use pushgate_proxy::recorder::report::{Process, waits};
-use pushgate_proxy::recorder::{Engine, Metrics, Missing, Phase, QueuePair, Times};
+use pushgate_engine::recorder::report::{Process, waits};
+use pushgate_engine::recorder::{Engine, Metrics, Missing, Phase, QueuePair, Times};
 
 use crate::find::Found;
 

@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use pushgate::settings::parse_time;
-use pushgate_proxy::recorder::report::Process;
+use pushgate_engine::recorder::report::Process;
 
 use self::rows::{Before, Order, Row};
 use crate::output::out;

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use pushgate_proxy::recorder::report::{Process, Waits, Who, waits};
-use pushgate_proxy::recorder::{Engine, Metrics, Missing, Phase, QueuePair};
+use pushgate_engine::recorder::report::{Process, Waits, Who, waits};
+use pushgate_engine::recorder::{Engine, Metrics, Missing, Phase, QueuePair};
 
 use super::columns::Cells;
 
@@ -191,7 +191,7 @@ fn row(process: &Process, engine: &Engine, qp: &QueuePair, before: &Before, wait
         row.received = rate(new_counts.delivered_bytes, old_counts.delivered_bytes);
         row.messages =
             rate(new_counts.released, old_counts.released) + rate(new_counts.delivered, old_counts.delivered);
-        let stalls = |c: &pushgate_proxy::counters::Counters| {
+        let stalls = |c: &pushgate_engine::counters::Counters| {
             [c.stall_send_queue, c.stall_completion_queue, c.stall_receive, c.stall_bytes]
                 .into_iter()
                 .fold(0, u64::saturating_add)
@@ -291,7 +291,7 @@ pub fn summary(processes: &[Process], rows: &[Row]) -> String {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use pushgate_proxy::recorder::{About, Entry, Moved, Program, View};
+    use pushgate_engine::recorder::{About, Entry, Moved, Program, View};
 
     use super::*;
 

@@ -1,6 +1,6 @@
 //! The addresses at which other hosts reach this one.
 
-use pushgate_proxy::addresses::{REMEDY, Wish, choose};
+use pushgate_door::addresses::{REMEDY, Wish, choose};
 
 use crate::finding::Finding;
 use crate::readings::{QueuePairs, Read, Readings};

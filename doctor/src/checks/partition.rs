@@ -1,6 +1,6 @@
 //! Partitions of InfiniBand fabrics.
 
-use pushgate_proxy::link::verbs::pkey::{FULL, place};
+use pushgate_link_verbs::pkey::{FULL, place};
 
 use super::rdma::{each_port_but_iwarp, is_ethernet, wrong};
 use crate::finding::Finding;

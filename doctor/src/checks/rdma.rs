@@ -1,8 +1,8 @@
 //! RDMA devices, ports and addresses.
 
-use pushgate_proxy::link::verbs::choice::{Choice, Description, Distance, Reach, Transport, Wish, rate};
-use pushgate_proxy::link::verbs::gid::{self, GidEntry, GidType};
-use pushgate_proxy::link::verbs::kinds::Protocol;
+use pushgate_link_verbs::choice::{Choice, Description, Distance, Reach, Transport, Wish, rate};
+use pushgate_link_verbs::gid::{self, GidEntry, GidType};
+use pushgate_link_verbs::kinds::Protocol;
 
 use super::leading_number;
 use crate::finding::Finding;

@@ -1,6 +1,6 @@
 //! Data centre bridging of an interface, over rtnetlink. Numbers are those of rtnetlink.h and dcbnl.h.
 
-use pushgate_proxy::netlink::{Refused, ask, attributes, u16_at};
+use pushgate_door::netlink::{Refused, ask, attributes, u16_at};
 
 use crate::readings::{Dcb, Read};
 

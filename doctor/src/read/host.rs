@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read as _};
 use std::path::{Path, PathBuf};
 
+use pushgate_door::addresses::Interface;
 use pushgate_driver_shim::memory;
-use pushgate_proxy::addresses::Interface;
-use pushgate_proxy::link::process_vm_readv_callable;
+use pushgate_link::process_vm_readv_callable;
 
 use super::files::{UNREADABLE, failed, kept_unreadable, names, number, open, text};
 use super::roots::Roots;

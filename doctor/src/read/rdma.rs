@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use pushgate_proxy::link::verbs::choice::{SOFTWARE_IWARP, iwarp_netdev, netdev_of_port};
-use pushgate_proxy::link::verbs::kinds::Protocol;
-use pushgate_proxy::link::verbs::{Device, gid, pkey};
-use pushgate_proxy::netlink;
+use pushgate_door::netlink;
+use pushgate_link_verbs::choice::{SOFTWARE_IWARP, iwarp_netdev, netdev_of_port};
+use pushgate_link_verbs::kinds::Protocol;
+use pushgate_link_verbs::{Device, gid, pkey};
 use pushgate_topology::Address;
 
 use super::dcb::dcb;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Once};
 
 use pushgate::settings::Transport;
-use pushgate_proxy::folder::BESIDE;
+use pushgate_service::folder::BESIDE;
 
 use super::greeting::lost;
 use super::progress::{Made, Progress};

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use pushgate::settings::Transport;
+use pushgate_core::session::Status;
 use pushgate_driver_shim::abi;
-use pushgate_proxy::connect::{self, Connect, Event, Fds, Incarnation};
-use pushgate_proxy::engine::EngineError;
-use pushgate_proxy::session::Status;
+use pushgate_engine::connect::{self, Connect, Event, Fds, Incarnation};
+use pushgate_engine::engine::EngineError;
 
 use super::greeting::{greet, greeting, lost, same_told};
 use crate::again::{Here, Place, Token};

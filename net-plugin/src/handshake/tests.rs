@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pushgate::settings::{QpKind, Transport};
+use pushgate_core::session::Status;
+use pushgate_door::addresses::Places;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::closing::{MOST_CLOSES, PeerStream};
-use pushgate_proxy::addresses::Places;
-use pushgate_proxy::connect::{self, Incarnation};
-use pushgate_proxy::session::Status;
+use pushgate_engine::connect::{self, Incarnation};
 use pushgate_tests::fuse::Hanging;
 use pushgate_tests::fuzz::{depth, fuzz, kind};
 use pushgate_tests::lingering::lingering;

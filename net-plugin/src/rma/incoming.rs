@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use pushgate_core::session::Status;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::Record;
-use pushgate_proxy::producer::{Producer, Received};
-use pushgate_proxy::session::Status;
+use pushgate_link::producer::{Producer, Received};
 
 use super::landing::Landings;
 use super::requests::{Cause, Requests};

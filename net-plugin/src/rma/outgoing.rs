@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Opcode, Record, RecordWords};
 use pushgate_gpu_kernels::OrderedCopies;
-use pushgate_proxy::producer::Producer;
+use pushgate_link::producer::Producer;
 
 use super::memory::Memory;
 use super::requests::{Cause, Handle, Requests};

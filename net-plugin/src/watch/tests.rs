@@ -4,9 +4,9 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 
-use pushgate_proxy::engine::EngineOptions;
-use pushgate_proxy::redial::Answer;
-use pushgate_proxy::redial::envelope::{Incoming, envelope};
+use pushgate_door::redial::Answer;
+use pushgate_door::redial::envelope::{Incoming, envelope};
+use pushgate_engine::engine::EngineOptions;
 
 use super::*;
 use crate::handle::VERSIONS;

@@ -20,12 +20,15 @@
 
 /// Whether a planted fault is switched on. Without the feature `sim` there is none.
 #[cfg(feature = "sim")]
+#[macro_export]
 macro_rules! planted {
     ($plant:ident) => {
         $crate::plant::is($crate::plant::Plant::$plant)
     };
 }
 #[cfg(not(feature = "sim"))]
+#[macro_export]
+/// Whether a planted fault is switched on. Without the feature `sim` there is none.
 macro_rules! planted {
     ($plant:ident) => {
         false

@@ -1,14 +1,14 @@
 //! Ranks of two hosts meet again when their connection broke: what a rank says to the others, and whom it takes
-//! ([`pushgate_proxy::redial`] has the rest).
+//! ([`pushgate_door::redial`] has the rest).
 //!
 //! Each rank listens as long as its mesh lives, and the rank with the higher number dials.
 
 use std::net::SocketAddr;
 
+use pushgate_door::Terms;
+use pushgate_door::addresses::Places;
+use pushgate_door::redial::{self, Party};
 use pushgate_driver_shim::versions::ABI;
-use pushgate_proxy::addresses::Places;
-use pushgate_proxy::door::Terms;
-use pushgate_proxy::redial::{self, Party};
 use serde::Serialize;
 
 use super::{Hello, VERSIONS, differs};

@@ -5,11 +5,11 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Instant;
 
+use pushgate_door::Stream;
+use pushgate_door::addresses::Places;
+use pushgate_door::redial::envelope::{envelope, send_all};
 use pushgate_driver_shim::log::Foreign;
 use pushgate_driver_shim::versions::{ABI, Versions};
-use pushgate_proxy::addresses::Places;
-use pushgate_proxy::door::Stream;
-use pushgate_proxy::redial::envelope::{envelope, send_all};
 use serde::{Deserialize, Serialize};
 
 use super::ANSWER;

@@ -14,7 +14,7 @@ use std::time::Instant;
 use pushgate_driver_shim::interrupt;
 use pushgate_driver_shim::limited;
 use pushgate_driver_shim::log::Foreign;
-use pushgate_proxy::folder::{BESIDE, Folder};
+use pushgate_service::folder::{BESIDE, Folder};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 

@@ -6,9 +6,9 @@ use std::process::Command;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::{self, JoinHandle};
 
-use pushgate_proxy::door::{HELLO, PASSAGE, Purpose, Secret, dial};
-use pushgate_proxy::redial;
-use pushgate_proxy::redial::envelope::{MAGIC, send_all, wait};
+use pushgate_door::redial;
+use pushgate_door::redial::envelope::{MAGIC, send_all, wait};
+use pushgate_door::{HELLO, PASSAGE, Purpose, Secret, dial};
 use pushgate_tests::{hang, patience, wait_until};
 use rustix::net::sockopt::set_socket_linger;
 use serde::de::DeserializeOwned;

@@ -67,16 +67,13 @@ const OUTSIDE: &[&str] = &["build", "--example", "outside"];
 // `--bin`: the right command must not be built with this feature.
 const UNGATED: &[&str] =
     &["build", "--package", "pushgate-cli", "--bin", "pushgate-ungated", "--features", "test-ungated"];
-/// The suite of queue pairs. With pushgate-tests beside pushgate-proxy, cargo gives the dependencies the features that
-/// they have in all other builds of `cargo xtask test`, and builds none of them again.
-#[rustfmt::skip]
-pub const ENDPOINT_TESTS: &[&str] = &[
-    "test", "--package", "pushgate-proxy", "--package", "pushgate-tests", "--features", "pushgate-proxy/test-ungated",
-    "--test", "endpoint",
-];
-// With pushgate-tests for the reason that `ENDPOINT_TESTS` names.
-const PROXY_UNIT_TESTS: &[&str] =
-    &["test", "--package", "pushgate-proxy", "--package", "pushgate-tests", "--lib"];
+/// The suite of queue pairs.
+pub const ENDPOINT_TESTS: &[&str] =
+    &["test", "--package", "pushgate-tests", "--features", "test-ungated", "--test", "endpoint"];
+// With pushgate-tests beside, cargo gives the dependencies the features that they have in all other builds of `cargo xtask
+// test`, and builds none of them again.
+const LINK_UNIT_TESTS: &[&str] =
+    &["test", "--package", "pushgate-link-verbs", "--package", "pushgate-tests", "--lib"];
 const DRIVER_TESTS: &[&str] = &["test", "--package", "pushgate-tests", "--test", "driver"];
 
 const DOCTOR_TESTS: &[&str] = &["test", "--package", "pushgate-tests", "--test", "doctor"];
@@ -177,7 +174,7 @@ sleep 1
         budget: 50,
         default: true,
         about: "the suite of queue pairs over RDMA, with immediate data and without",
-        build: &[ENDPOINT_TESTS, PROXY_UNIT_TESTS],
+        build: &[ENDPOINT_TESTS, LINK_UNIT_TESTS],
         devices: &[],
         module: false,
         siw: false,
@@ -213,7 +210,7 @@ sleep 1
         budget: 75,
         default: true,
         about: "queue pairs over software iWARP, which rdma_cm connects: their suite, a hundred at once, the bench allreduce",
-        build: &[ENDPOINT_TESTS, PROXY_UNIT_TESTS, PUSHGATE],
+        build: &[ENDPOINT_TESTS, LINK_UNIT_TESTS, PUSHGATE],
         devices: &[],
         module: false,
         siw: true,

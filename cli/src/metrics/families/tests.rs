@@ -1,6 +1,6 @@
 use prometheus::TextEncoder;
-use pushgate_proxy::counters::Counters;
-use pushgate_proxy::recorder::{About, Closed, Counts, Entry, Moved, Program, View};
+use pushgate_engine::counters::Counters;
+use pushgate_engine::recorder::{About, Closed, Counts, Entry, Moved, Program, View};
 
 use super::*;
 

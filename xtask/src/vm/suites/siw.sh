@@ -12,8 +12,8 @@ over siw0 verbs-no-imm auto "$@" --skip "$longest"
 
 # Both ends of each have some ten descriptors.
 ulimit -n 8192
-PUSHGATE_TEST_IB_DEV=siw0 run 300 "$TEST_PUSHGATE_PROXY" --ignored --exact --nocapture \
-    link::verbs::cm_tests::a_hundred_connections_that_both_ends_set_up_at_once_all_come_up
+PUSHGATE_TEST_IB_DEV=siw0 run 300 "$TEST_PUSHGATE_LINK_VERBS" --ignored --exact --nocapture \
+    cm_tests::a_hundred_connections_that_both_ends_set_up_at_once_all_come_up
 grep -q 'test result: ok. 1 passed; 0 failed; 0 ignored' /tmp/out || fail "a hundred connections"
 
 for ranks in 2 4; do

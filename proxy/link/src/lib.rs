@@ -1,0 +1,59 @@
+//! Links: what carries released messages to the peer, and the memory that both ends of a queue pair share.
+//!
+//! [`Link`] is the trait of a link; [`local`] is the link between two ends of one host. `pushgate-link-verbs` and
+//! `pushgate-link-tcp` have the others. [`ring`] holds the few atomics that two parties touch; [`segments`] has the memory of one
+//! end as engine and peer see it; [`producer`] is the other side of the rings, for a program whose device is a thread of the
+//! host.
+
+// Modules that the simulator runs: one seed replays a run, so they read no clock and keep no order of a hash
+// (proxy/clippy.toml).
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
+pub mod ring;
+
+#[cfg_attr(loom, allow(dead_code))]
+pub mod crash;
+
+// Under loom these alone are built: loom's atomics are no words of a mapping.
+#[cfg(not(loom))]
+mod forward;
+#[cfg(not(loom))]
+pub mod frame;
+#[cfg(not(loom))]
+mod link;
+#[cfg(not(loom))]
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
+pub mod local;
+#[cfg(not(loom))]
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
+pub mod mailbox;
+#[cfg(not(loom))]
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
+pub mod memory;
+#[cfg(not(loom))]
+pub mod prefetch;
+#[cfg(not(loom))]
+mod process_memory;
+#[cfg(not(loom))]
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
+pub mod producer;
+#[cfg(not(loom))]
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
+pub mod receives;
+#[cfg(not(loom))]
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
+pub mod region;
+#[cfg(not(loom))]
+mod renew;
+#[cfg(not(loom))]
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
+pub mod segments;
+#[cfg(not(loom))]
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
+pub mod watch;
+
+#[cfg(not(loom))]
+pub use link::*;
+#[cfg(not(loom))]
+pub use process_memory::{HostProcess, PeerProcess, callable as process_vm_readv_callable};
+#[cfg(not(loom))]
+pub use renew::{Renew, RenewError};
