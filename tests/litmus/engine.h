@@ -298,7 +298,7 @@ class endpoint {
 
 	bool progress()
 	{
-		// Released is read before received, as in link/local.rs.
+		// Released is read before received, as in proxy/link/src/local.rs.
 		u64 released = __atomic_load_n(peer.link_line + 1, CONSUMER_OBSERVE);
 		received = __atomic_load_n(peer.link_line + 0, CONSUMER_OBSERVE);
 		granted = __atomic_load_n(peer.link_line + 2, CONSUMER_OBSERVE);

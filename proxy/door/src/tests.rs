@@ -726,7 +726,7 @@ fn the_first_free_port_of_a_range_is_taken() {
 #[test]
 fn p7_a_process_without_descriptors_neither_spins_nor_waits_and_takes_a_peer_in_later() {
     const NAME: &str =
-        "door::tests::p7_a_process_without_descriptors_neither_spins_nor_waits_and_takes_a_peer_in_later";
+        "tests::p7_a_process_without_descriptors_neither_spins_nor_waits_and_takes_a_peer_in_later";
     const ALONE: &str = "_PUSHGATE_TEST_ALONE";
     if std::env::var_os(ALONE).is_none() {
         let mut alone = Command::new(std::env::current_exe().unwrap());

@@ -1,7 +1,7 @@
 //! The proxy as a program sees it, wherever the engine runs: the trait [`Proxy`].
 //!
 //! `in_process.rs` implements the trait for an engine of this process ([`Engine`](crate::engine::Engine)), `remote.rs`
-//! for an engine of `pushgate proxy` ([`RemoteEngine`](pushgate_service::remote::RemoteEngine)).
+//! for an engine of `pushgate proxy` (`RemoteEngine` of `pushgate-service`).
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -24,6 +24,9 @@
 //! `host.rs`, `sockets.rs`, `uring/` and `wires.rs` make system calls. All other files know no clock and no system call, and
 //! the simulator runs them.
 
+// Loom's atomics are no words of a mapping.
+#![cfg(not(loom))]
+
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod frame;
 mod host;

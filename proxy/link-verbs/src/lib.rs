@@ -23,6 +23,9 @@
 //! | 4096 | slots of 256 bytes: a record, received, released, granted, a short payload |
 //! | next page | regions that we may write: 32 bytes each |
 
+// Loom's atomics are no words of a mapping.
+#![cfg(not(loom))]
+
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod chain;
 pub mod choice;

@@ -1,5 +1,4 @@
-//! Links: what carries released messages to the peer. A link is one way for bytes, and may break at any call. Nothing
-//! outside of this folder knows a transport.
+//! What a link is: it carries released messages to the peer. A link is one way for bytes, and may break at any call.
 //!
 //! [`Link`] carries messages and counts; a [`Rail`] carries stripes of messages beside other links. What else a link can do stands in traits of its own: [`Receives`] (posted
 //! receives that the sender knows), [`OwnRegions`] (memory of this end), [`PeerMemory`] (payload of the peer),
@@ -254,7 +253,7 @@ pub trait Link: Receives + OwnRegions + PeerMemory + Waking + Send {
     }
 }
 
-/// A link that carries stripes of messages beside other links of the same session ([`pushgate_engine::rails::Rails`]), and is made anew
+/// A link that carries stripes of messages beside other links of the same session (`Rails` of `pushgate-engine`), and is made anew
 /// when it breaks. Such a link posts and takes stripes by these calls, not by [`Link::post_send`] and [`Link::poll_recv`]; all else it does as any
 /// link.
 pub trait Rail: Link + Renew {

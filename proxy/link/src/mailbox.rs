@@ -69,7 +69,7 @@ impl Mailbox {
         mailbox
     }
 
-    /// Puts a frame after the others. True if the endpoint must be told, by [`Endpoint::control`](pushgate_engine::endpoint::Endpoint::control): the mailbox was empty.
+    /// Puts a frame after the others. True if the endpoint must be told, by `Endpoint::control` of `pushgate-engine`: the mailbox was empty.
     /// Where 16 frames, 512 KiB or 4 descriptors would be exceeded the frame is lost, as on any channel that breaks: a peer
     /// can't fill this process's memory.
     pub fn put(&self, frame: Frame) -> bool {

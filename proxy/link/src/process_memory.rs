@@ -188,7 +188,7 @@ mod tests {
         use std::io::BufRead;
         use std::process::{Command, Stdio};
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "link::process_memory::tests::is_read", "--ignored", "--nocapture"])
+            .args(["--exact", "process_memory::tests::is_read", "--ignored", "--nocapture"])
             .env(CHILD, "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

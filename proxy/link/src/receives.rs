@@ -122,7 +122,7 @@ impl PeerReceives {
         }
     }
 
-    /// Takes in receives that the peer has told of, [`AT_ONCE`] at most, until one is known that a SEND of `tag` takes; without a tag until
+    /// Takes in receives that the peer has told of, `AT_ONCE` at most, until one is known that a SEND of `tag` takes; without a tag until
     /// each SEND that went ahead has one. `met` is called for each SEND that went ahead and has its receive. True if any was taken in.
     #[inline]
     pub fn learn(

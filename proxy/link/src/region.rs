@@ -28,7 +28,7 @@ pub enum RegionMemory {
         /// Keeps the memory in place.
         keep: Option<Keep>,
     },
-    /// Memory of a device, which only a [`crate::mover::Mover`] reaches.
+    /// Memory of a device, which only a `Mover` of `pushgate-engine` reaches.
     Device {
         /// First byte, as the device and the mover name it.
         address: u64,

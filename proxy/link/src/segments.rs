@@ -1,12 +1,12 @@
 //! The segments of a queue pair, word by word: who writes which word, who reads it, and in which order. Every access of
-//! a host to shared words stands here, and in the inbox and outbox of `link/verbs`; the atomics themselves are those of
-//! [`ring`](crate::ring). Offsets are the ABI's (docs/protocol.md, Segments).
+//! a host to shared words stands here, and in the inbox and outbox of `pushgate-link-verbs`; the atomics themselves are those of
+//! [`ring`]. Offsets are the ABI's (docs/protocol.md, Segments).
 //!
 //! | segment | writer | reader |
 //! | --- | --- | --- |
-//! | work | the device: [`WorkOfDevice`] | the engine: [`WorkAtEngine`] |
-//! | control | the engine: [`ControlOfEngine`] | the device: [`ControlAtDevice`] |
-//! | link | one end's engine: [`LinkOfEngine`] | the peer's engine: [`LinkAtPeer`] |
+//! | work | the device: `WorkOfDevice` | the engine: `WorkAtEngine` |
+//! | control | the engine: `ControlOfEngine` | the device: `ControlAtDevice` |
+//! | link | one end's engine: `LinkOfEngine` | the peer's engine: `LinkAtPeer` |
 //!
 //! Each segment has one writer. Cursors are private to each side: no party reads its own state back from shared memory.
 

@@ -1,7 +1,7 @@
 //! A simulator of whole clusters: 2 to 16 ranks in one thread and in virtual time, with random workloads and random
 //! faults. A seed decides a run, event by event, and after each event the promises P1 to P8 are checked.
 //!
-//! What runs is the code of this crate: producers, endpoints, engines (`Machine`), the links `local` and `verbs`, `Rails`, the
+//! What runs is the code of the proxy: producers, endpoints, engines (`Machine`), the links `local` and `verbs`, `Rails`, the
 //! set-up of queue pairs (`connect`), and beneath them sender, receiver, gate, staging ring and `Connect` of
 //! `pushgate-core`. What is simulated is what stands around them: the clock is a number, a kernel of `process_vm_readv` and
 //! a copy engine are a few lines, set-up frames arrive late and in pieces, and the RDMA device places the pieces of WRITEs
