@@ -119,10 +119,28 @@ pub struct TcpLink {
     terms: Terms,
     window: Mapped,
     sources: BTreeMap<u32, Source>,
-    copies: Copies,
-    /// The peer's posted receives, if the peer posts any; for each message in flight the receive that it has taken.
+    /// The peer's posted receives, if the peer posts any.
     peer_receives: Option<PeerReceives>,
+    flight: Flight,
+    news: News,
+    quiet: Quiet,
+    lost: Lost,
+
+    failed: Option<LinkDown>,
+    /// The peer takes nothing more.
+    mute: bool,
+    /// The peer has left in order, and its streams have ended.
+    deserted: bool,
+    ending: Ending,
+    /// The time as it was passed in last, nanoseconds.
+    now: u64,
+}
+
+/// Messages on their way.
+struct Flight {
+    /// For each message in flight the receive that it has taken.
     taken: Box<[Option<Posted>]>,
+    copies: Copies,
     /// Messages of the session before the first one over this link; those sent; those that hold no slot any more.
     base: u64,
     sent: u64,
@@ -131,7 +149,11 @@ pub struct TcpLink {
     received: u64,
     /// Up to which message the wire reads nothing any more.
     settled: u64,
+}
 
+/// What the peer is to be told beside messages.
+#[derive(Default)]
+struct News {
     counts: PeerCounts,
     /// The peer was not told the counts yet.
     counts_due: bool,
@@ -151,22 +173,21 @@ pub struct TcpLink {
     status: u64,
     status_due: bool,
     leave_due: bool,
-    /// Frames that had come, or gone, when time was looked at last, and since when none has gone.
-    quiet_since: u64,
-    frames_sent: u64,
-    frames_seen: u64,
+}
 
-    failed: Option<LinkDown>,
-    /// Streams that have ended, a bit for each, and since when one has.
+/// Frames that had come, or gone, when time was looked at last, and since when none has gone.
+#[derive(Default)]
+struct Quiet {
+    since: u64,
+    sent: u64,
+    seen: u64,
+}
+
+/// Streams that have ended, a bit for each, and since when one has.
+#[derive(Default)]
+struct Lost {
     ended: u32,
-    ended_since: u64,
-    /// The peer takes nothing more.
-    mute: bool,
-    /// The peer has left in order, and its streams have ended.
-    deserted: bool,
-    ending: Ending,
-    /// The time as it was passed in last, nanoseconds.
-    now: u64,
+    since: u64,
 }
 
 impl TcpLink {
@@ -185,32 +206,20 @@ impl TcpLink {
             next: Next::Nothing,
             window,
             sources: BTreeMap::new(),
-            copies: Copies::new(slots + terms.goes_ahead as usize + MOST_COPIES),
             peer_receives,
-            taken: vec![None; taken].into(),
-            base: 0,
-            sent: 0,
-            completed: 0,
-            received: 0,
-            settled: 0,
-            counts: PeerCounts::default(),
-            counts_due: false,
-            waited: 0,
-            untold: VecDeque::new(),
-            receives_told: 0,
-            asks: Cell::new(0),
-            asks_sent: 0,
-            asks_for: Cell::new(None),
-            answers_sent: 0,
-            status: 0,
-            status_due: false,
-            leave_due: false,
-            quiet_since: 0,
-            frames_sent: 0,
-            frames_seen: 0,
+            flight: Flight {
+                taken: vec![None; taken].into(),
+                copies: Copies::new(slots + terms.goes_ahead as usize + MOST_COPIES),
+                base: 0,
+                sent: 0,
+                completed: 0,
+                received: 0,
+                settled: 0,
+            },
+            news: News::default(),
+            quiet: Quiet::default(),
+            lost: Lost::default(),
             failed: None,
-            ended: 0,
-            ended_since: 0,
             mute: false,
             deserted: false,
             ending: Ending::Open,
@@ -258,13 +267,13 @@ impl TcpLink {
         if !self.is_joined() {
             return false;
         }
-        self.waited = LAZY;
+        self.news.waited = LAZY;
         self.control();
         self.pump_out();
         while peer.pump_in() {}
         let arrived = (0..self.terms.streams).all(|n| peer.incoming[n].whole() == self.outgoing.number(n));
         let over = peer.healthy().is_err() || peer.ending != Ending::Open || self.healthy().is_err();
-        let settled = self.settled == self.base + self.sent;
+        let settled = self.flight.settled == self.flight.base + self.flight.sent;
         if arrived && !settled {
             // What the kernel says of sends is read where the link looks for what arrives.
             self.pump_in();
@@ -295,11 +304,11 @@ impl TcpLink {
     /// A stream has ended in order. What the others still bring counts, and the first one may yet bring the peer's last words.
     #[cold]
     fn stream_ended(&mut self, stream: usize) {
-        if self.ended == 0 {
-            self.ended_since = self.now;
+        if self.lost.ended == 0 {
+            self.lost.since = self.now;
         }
-        self.ended |= 1 << stream;
-        let all = self.ended.count_ones() as usize == self.terms.streams;
+        self.lost.ended |= 1 << stream;
+        let all = self.lost.ended.count_ones() as usize == self.terms.streams;
         if all && self.peer_is_done() {
             (self.inbox.left, self.deserted) = (true, true);
         } else if all || stream == 0 && !self.peer_is_done() {
@@ -329,7 +338,7 @@ impl TcpLink {
         let Some(wire) = &mut self.wire else { return false };
         let mut any = false;
         for stream in 0..self.incoming.len() {
-            if self.ended >> stream & 1 != 0 {
+            if self.lost.ended >> stream & 1 != 0 {
                 continue;
             }
             let incoming = &mut self.incoming[stream];
@@ -388,7 +397,7 @@ impl TcpLink {
                     Ok(0) => {}
                     Ok(taken) => {
                         any = true;
-                        self.frames_sent += 1;
+                        self.quiet.sent += 1;
                         self.outgoing.taken(stream, taken);
                     }
                     Err(e) => return self.cannot_send(&e),
@@ -401,7 +410,7 @@ impl TcpLink {
         for stream in 0..self.incoming.len() {
             self.outgoing.settle(stream, wire.settled(stream));
         }
-        self.settled = self.outgoing.settled(self.base + self.sent);
+        self.flight.settled = self.outgoing.settled(self.flight.base + self.flight.sent);
         if let Err(e) = wire.submit() {
             self.cannot_send(&e);
         }
@@ -442,7 +451,7 @@ impl TcpLink {
             if !over {
                 self.control();
                 self.pump_out();
-                let untold = self.status_due || self.leave_due || !self.outgoing.is_empty();
+                let untold = self.news.status_due || self.news.leave_due || !self.outgoing.is_empty();
                 if untold && !self.mute && self.failed.is_none() && !self.is_in_vain(wait) {
                     return false;
                 }
@@ -516,12 +525,12 @@ impl Link for TcpLink {
             0 => received,
             _ => received.min(self.inbox.counts.released & abi::PUSHGATE_COUNT_MASK),
         };
-        self.received = self.received.max(in_places);
-        self.copies.received(self.received, 0);
-        let before = self.completed;
+        self.flight.received = self.flight.received.max(in_places);
+        self.flight.copies.received(self.flight.received, 0);
+        let before = self.flight.completed;
         // A slot is free when the peer has the message and the wire reads it no more, whatever the peer says.
-        self.completed = self.completed.max(received.min(self.settled));
-        Ok((self.completed - before) as u32)
+        self.flight.completed = self.flight.completed.max(received.min(self.flight.settled));
+        Ok((self.flight.completed - before) as u32)
     }
 
     #[inline]
@@ -531,8 +540,8 @@ impl Link for TcpLink {
         let PeerCounts { released, received, granted } = self.inbox.counts;
         let settled = |word: u64| {
             let count = word & abi::PUSHGATE_COUNT_MASK;
-            if count <= self.base + self.sent && !pushgate_core::planted!(P5Settled) {
-                word - count + count.min(self.settled)
+            if count <= self.flight.base + self.flight.sent && !pushgate_core::planted!(P5Settled) {
+                word - count + count.min(self.flight.settled)
             } else {
                 word
             }
@@ -566,18 +575,18 @@ impl Link for TcpLink {
 
     #[inline]
     fn acknowledge(&mut self, counts: PeerCounts) {
-        self.counts = counts;
-        self.counts_due = true;
+        self.news.counts = counts;
+        self.news.counts_due = true;
     }
 
     fn set_status(&mut self, word: u64) {
-        (self.status, self.status_due) = (word, true);
+        (self.news.status, self.news.status_due) = (word, true);
         // Nobody waits for these any more.
         self.outgoing.forget();
     }
 
     fn leave(&mut self) {
-        self.leave_due = true;
+        self.news.leave_due = true;
     }
 
     fn stopped(&mut self, now: u64) -> bool {
@@ -592,7 +601,7 @@ impl Link for TcpLink {
 
     #[inline]
     fn owes(&self) -> bool {
-        (self.counts_due || self.has_news() || !self.outgoing.is_empty()) && self.wire.is_some()
+        (self.news.counts_due || self.has_news() || !self.outgoing.is_empty()) && self.wire.is_some()
     }
 
     #[inline]
@@ -608,14 +617,14 @@ impl Link for TcpLink {
 
     fn check(&mut self, now: u64) -> Result<(), LinkDown> {
         self.now = self.now.max(now);
-        if self.frames_sent != self.frames_seen {
-            (self.frames_seen, self.quiet_since) = (self.frames_sent, now);
-        } else if now.saturating_sub(self.quiet_since) >= self.terms.beat && self.wire.is_some() {
+        if self.quiet.sent != self.quiet.seen {
+            (self.quiet.seen, self.quiet.since) = (self.quiet.sent, now);
+        } else if now.saturating_sub(self.quiet.since) >= self.terms.beat && self.wire.is_some() {
             // Something is under way then, and the kernel finds a path that is dead.
-            self.quiet_since = now;
+            self.quiet.since = now;
             self.beat();
         }
-        if self.ended != 0 && !self.deserted && now.saturating_sub(self.ended_since) >= ALONE {
+        if self.lost.ended != 0 && !self.deserted && now.saturating_sub(self.lost.since) >= ALONE {
             self.broke("some streams of the link ended", &std::io::ErrorKind::UnexpectedEof.into());
         }
         self.healthy()
@@ -634,8 +643,8 @@ impl Waking for TcpLink {
         if self.failed.is_some() || !self.is_joined() {
             return true;
         }
-        if self.counts_due || self.has_news() {
-            self.waited = LAZY;
+        if self.news.counts_due || self.has_news() {
+            self.news.waited = LAZY;
             let _ = self.notify();
         }
         let outgoing = &self.outgoing;

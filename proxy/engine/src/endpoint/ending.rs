@@ -62,7 +62,7 @@ impl Endpoint {
 
     /// A pass after the end of the peer. True if anything was done.
     pub(super) fn poll_last(&mut self, status: Status, mover: &mut Option<Box<dyn Mover>>) -> bool {
-        let since = *self.copies_since.get_or_insert(self.now);
+        let since = *self.moves.since.get_or_insert(self.now);
         let lost = u32::from(status.code) == abi::PUSHGATE_PEER_LOST;
         let patient = self.now.saturating_sub(since) < if lost { COPIES } else { FAILED };
         match self.lands() {
@@ -88,10 +88,10 @@ impl Endpoint {
         }
         // Only what takes a receive of this side prolongs the wait: a peer that says that it has ended, and sends on, does not.
         if (lost && self.inbound.shown() != shown) || self.keeps_messages() {
-            self.copies_since = None;
+            self.moves.since = None;
             return work;
         }
-        if patient && (work || !self.moving.is_empty()) {
+        if patient && (work || !self.moves.under_way.is_empty()) {
             return work;
         }
         if self.options.posted_receives && self.next_receive().is_some() {
@@ -108,7 +108,7 @@ impl Endpoint {
     pub(super) fn keeps_messages(&self) -> bool {
         let staging = self.outbound.staging();
         self.inbound.lacks_receive()
-            && self.moving.is_empty()
+            && self.moves.under_way.is_empty()
             && self.next_receive().is_none()
             && !self.recovering.as_ref().is_some_and(|r| r.lands)
             && staging.outstanding() == 0
@@ -119,8 +119,8 @@ impl Endpoint {
     /// Begins nothing any more. Of the copies under way only those that a device makes go on.
     pub(super) fn stop(&mut self) {
         self.stands = Stands::Over;
-        self.moving.retain_mut(|m| m.movement.cut());
-        self.copies_since.get_or_insert(self.now);
+        self.moves.under_way.retain_mut(|m| m.movement.cut());
+        self.moves.since.get_or_insert(self.now);
     }
 
     /// Shows the end to the device once the transport has stopped and the copies under way have ended,
@@ -132,8 +132,8 @@ impl Endpoint {
         }
         // P3, P5: a completion says that its source may be written again, and an end that posted buffers
         // and regions are the device's again.
-        let since = self.copies_since.unwrap_or(self.now);
-        let copies = !self.moving.is_empty() && self.now.saturating_sub(since) < COPIES;
+        let since = self.moves.since.unwrap_or(self.now);
+        let copies = !self.moves.under_way.is_empty() && self.now.saturating_sub(since) < COPIES;
         if !self.here.qp.stopped(self.now) || copies {
             return false;
         }
@@ -173,11 +173,11 @@ impl Endpoint {
     /// the caller asks again.
     pub fn settle(&mut self, mover: &mut Option<Box<dyn Mover>>) -> bool {
         self.advance(mover);
-        if !self.moving.is_empty() {
-            self.copies_since.get_or_insert(self.now);
+        if !self.moves.under_way.is_empty() {
+            self.moves.since.get_or_insert(self.now);
             return false;
         }
-        self.copies_since = None;
+        self.moves.since = None;
         self.acknowledge();
         true
     }

@@ -1,11 +1,10 @@
 //! How an endpoint is made: the memory and the options that its program hands over, and what is refused of them.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use pushgate_core::gate::Gate;
-use pushgate_core::inbound::{Inbound, MOST_COPIES, Rules};
+use pushgate_core::inbound::{Inbound, Rules};
 use pushgate_core::journal::Broken;
 use pushgate_core::outbound::Outbound;
 use pushgate_core::session::Session;
@@ -21,7 +20,7 @@ use pushgate_link::region::Regions;
 use pushgate_link::segments::{ControlOfEngine, SegmentError, WorkAtEngine};
 use pushgate_link::{HostProcess, Link, PeerCounts, PeerProcess};
 
-use super::{Endpoint, Here, Stands, TellBroken, record};
+use super::{Endpoint, Here, Moves, Stands, TellBroken, record};
 use crate::counters::Counters;
 
 /// The memory of one queue pair, as its program hands it to an engine. Every
@@ -213,10 +212,7 @@ impl Endpoint {
                 ahead,
             }),
             next_scan: 0,
-            moving: VecDeque::with_capacity(MOST_COPIES),
-            moved_here: 0,
-            inline: Box::new([[0; abi::PUSHGATE_INLINE_SEND as usize]; MOST_COPIES]),
-            next_inline: 0,
+            moves: Moves::new(),
             acknowledged: PeerCounts::default(),
             counters: Counters::default(),
             geometry,
@@ -230,7 +226,6 @@ impl Endpoint {
             recovering: None,
             stands: Stands::Live,
             shown: false,
-            copies_since: None,
             now: 0,
         })
     }

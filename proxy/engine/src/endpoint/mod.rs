@@ -98,13 +98,7 @@ pub struct Endpoint {
     // The receiver's side.
     inbound: Inbound,
     next_scan: u64,
-    /// Copies under way, in the order of their messages.
-    moving: VecDeque<Moving>,
-    /// Bytes that the engine itself has moved.
-    moved_here: u64,
-    /// Inline payload on its way to device memory, for each copy that may be under way.
-    inline: Box<[[u8; abi::PUSHGATE_INLINE_SEND as usize]; MOST_COPIES]>,
-    next_inline: usize,
+    moves: Moves,
     acknowledged: PeerCounts,
     counters: Counters,
     interrupt: Option<Box<dyn Interrupt>>,
@@ -119,10 +113,33 @@ pub struct Endpoint {
     stands: Stands,
     /// The end was shown to the device.
     shown: bool,
-    /// Since when nothing but the end of the copies under way is waited for, nanoseconds.
-    copies_since: Option<u64>,
     /// The time as it was passed in last, nanoseconds.
     now: u64,
+}
+
+/// Payload that this end copies to its place.
+struct Moves {
+    /// In the order of their messages.
+    under_way: VecDeque<Moving>,
+    /// Bytes that the engine itself has moved.
+    here: u64,
+    /// Inline payload on its way to device memory, for each copy that may be under way.
+    inline: Box<[[u8; abi::PUSHGATE_INLINE_SEND as usize]; MOST_COPIES]>,
+    next_inline: usize,
+    /// Since when nothing but the end of the copies under way is waited for, nanoseconds.
+    since: Option<u64>,
+}
+
+impl Moves {
+    fn new() -> Self {
+        Moves {
+            under_way: VecDeque::with_capacity(MOST_COPIES),
+            here: 0,
+            inline: Box::new([[0; abi::PUSHGATE_INLINE_SEND as usize]; MOST_COPIES]),
+            next_inline: 0,
+            since: None,
+        }
+    }
 }
 
 impl Endpoint {
@@ -195,7 +212,7 @@ impl Endpoint {
     /// end: over RDMA until the RDMA device has stopped. After that a peer on this host may still read
     /// in the region, but shows nothing that it has read.
     pub fn region_in_use(&mut self, key: u32) -> bool {
-        self.moving.iter().any(|m| m.region == Some(key))
+        self.moves.under_way.iter().any(|m| m.region == Some(key))
             || match self.session.status() {
                 None => self.here.qp.region_in_use(key, self.session.received()),
                 // Until then the transport may touch any of them.
@@ -205,7 +222,7 @@ impl Endpoint {
 
     /// Whether a device copies into a region, or registers it: neither can be told to stop.
     pub fn device_uses(&self, key: u32) -> bool {
-        self.moving.iter().any(|m| m.region == Some(key) && m.movement.on_device())
+        self.moves.under_way.iter().any(|m| m.region == Some(key) && m.movement.on_device())
             || self.here.qp.works_on_region(key)
     }
 
@@ -276,7 +293,7 @@ impl Endpoint {
     pub(crate) fn watch(&self, watch: &mut Watch) -> bool {
         watch.clear();
         let is_still = self.stands == Stands::Live
-            && self.moving.is_empty()
+            && self.moves.under_way.is_empty()
             && !self.inbound.waits()
             && !self.outbound.is_pending();
         let watched = is_still
@@ -333,7 +350,7 @@ impl Endpoint {
             Stands::Live => {}
             // What comes next is brought by a frame of the peer, by the peer's end, or by the time.
             Stands::Down => {
-                return self.is_fencing() || !self.moving.is_empty() || self.peers_end().is_some();
+                return self.is_fencing() || !self.moves.under_way.is_empty() || self.peers_end().is_some();
             }
             Stands::Last(_) => return !self.keeps_messages(),
             Stands::Over => return !self.shown,
@@ -343,7 +360,7 @@ impl Endpoint {
         let (sent, received) = (self.outbound.staging().messages(), self.session.received());
         (!self.outbound.is_pending() && self.published())
             || ((!self.inbound.waits() || self.inbound.keeps_another()) && self.here.qp.has_inbound())
-            || !self.moving.is_empty()
+            || !self.moves.under_way.is_empty()
             || self.work.consumed() != self.inbound.consumed()
             || (self.options.posted_receives && self.next_receive().is_some())
             || Status::from_word(self.here.qp.peer_status()).is_some()
@@ -436,7 +453,7 @@ impl Endpoint {
 
     /// True while a device copies for this queue pair: the memory must stay.
     pub fn device_copies(&self) -> bool {
-        self.moving.iter().any(|m| m.movement.on_device())
+        self.moves.under_way.iter().any(|m| m.movement.on_device())
     }
 
     /// The engine is about to sleep. True if there is something to look for first.

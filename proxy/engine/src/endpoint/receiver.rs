@@ -69,15 +69,15 @@ impl Endpoint {
     pub(super) fn receive_from<const LINK: bool>(&mut self, mover: &mut Option<Box<dyn Mover>>) -> bool {
         let mut work = self.reap();
         // Then other queue pairs have their turn.
-        let enough = self.moved_here + SLICE as u64;
-        if !self.moving.is_empty() {
+        let enough = self.moves.here + SLICE as u64;
+        if !self.moves.under_way.is_empty() {
             work |= self.advance(mover);
         }
         let mut n = 0;
         // Nothing is delivered after a message that was not: a copy that failed,
         // a count that cannot be.
         while n < BATCH
-            && self.moved_here < enough
+            && self.moves.here < enough
             && self.session.status().is_none()
             && self.inbound.takes_another()
         {
@@ -251,9 +251,9 @@ impl Endpoint {
         let src = match from {
             Payload::Inline => {
                 // There are as many buffers as copies, so that of the oldest copy is out of use.
-                let buffer = &mut self.inline[self.next_inline];
+                let buffer = &mut self.moves.inline[self.moves.next_inline];
                 *buffer = record::inline(words, r.opcode);
-                self.next_inline = (self.next_inline + 1) % MOST_COPIES;
+                self.moves.next_inline = (self.moves.next_inline + 1) % MOST_COPIES;
                 Source::Mapped(buffer.as_ptr() as usize)
             }
             Payload::Mapped(address) => Source::Mapped(address),
@@ -270,11 +270,11 @@ impl Endpoint {
         let stage = (landing(stage.0), (stage.1 as usize) << abi::PUSHGATE_UNIT_LOG);
         let movement = Move::start(src, dst, r.length as usize, mover.as_deref_mut(), stage)
             .map_err(|e: mover::MoveError| Fault::Device(Refusal::Device, Box::new(e)))?;
-        self.moving.push_back(Moving { movement, region });
+        self.moves.under_way.push_back(Moving { movement, region });
         if pushgate_core::planted!(P3Signal) && r.has(Record::WITH_SIGNAL) {
             self.control.signal(r.signal, r.signal_value);
         }
-        if self.moving.len() == 1 {
+        if self.moves.under_way.len() == 1 {
             self.advance(mover);
         }
         Ok(())
@@ -285,7 +285,7 @@ impl Endpoint {
     /// failed.
     pub(super) fn advance(&mut self, mover: &mut Option<Box<dyn Mover>>) -> bool {
         let mut work = false;
-        while let Some(m) = self.moving.front_mut() {
+        while let Some(m) = self.moves.under_way.front_mut() {
             // SAFETY: the destination was resolved in a registered region (which is not
             // removed while a copy in `moving` goes there) or in our landing ring, the source
             // in the peer's window, both mapped as long as this endpoint lives; they
@@ -297,13 +297,13 @@ impl Endpoint {
                 Ok(Advance::Done) => {}
                 Ok(step) => return work | (step == Advance::Moved),
                 Err(e) => {
-                    self.moving.pop_front();
+                    self.moves.under_way.pop_front();
                     self.cut_short(&e);
                     return true;
                 }
             }
             work = true;
-            let m = self.moving.pop_front().expect("it was there");
+            let m = self.moves.under_way.pop_front().expect("it was there");
             // After one that failed nothing is delivered; its memory was waited for.
             if self.session.status().is_some() {
                 continue;
@@ -360,7 +360,7 @@ impl Endpoint {
         self.counters.copies += 1;
         self.counters.copied_bytes += r.length as u64;
         if !movement.queues() {
-            self.moved_here += r.length as u64;
+            self.moves.here += r.length as u64;
         }
         self.finish(&r, finish);
     }

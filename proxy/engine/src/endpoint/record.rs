@@ -181,7 +181,7 @@ impl Endpoint {
             epoch: self.recovering.as_ref().map_or(self.session.epoch(), |r| r.epoch() as u16),
             missing,
             waiting: self.inbound.waits(),
-            copies: self.moving.len().min(u8::MAX.into()) as u8,
+            copies: self.moves.under_way.len().min(u8::MAX.into()) as u8,
             status: self.session.status(),
             errors: Errors {
                 rnr: few(c.rnr),

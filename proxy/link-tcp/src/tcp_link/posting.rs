@@ -36,9 +36,9 @@ impl TcpLink {
             }
             _ => None,
         };
-        if !self.taken.is_empty() {
-            let mask = self.taken.len() - 1;
-            self.taken[sequence as usize & mask] = receive;
+        if !self.flight.taken.is_empty() {
+            let mask = self.flight.taken.len() - 1;
+            self.flight.taken[sequence as usize & mask] = receive;
         }
         let target = match receive {
             None => (r.opcode == Opcode::Put).then_some((r.rkey, r.remote_offset)),
@@ -70,7 +70,7 @@ impl TcpLink {
             && r.length > 0
             && (!placed || self.terms.streams > 1)
         {
-            self.copies.posted(sequence, target, r.length);
+            self.flight.copies.posted(sequence, target, r.length);
         }
         let mut w = crossing(words, sequence).map(|word| word & abi::PUSHGATE_DATA_MASK);
         if placed || r.has(Record::REGION) {
@@ -78,7 +78,7 @@ impl TcpLink {
             (w[5], w[6]) = (receive.filter(|_| placed).map_or(0, |p| p.number & 0xffff_ffff), 0);
         }
         self.outgoing.message(Leaving { sequence, words: w, payload, placed });
-        self.sent += 1;
+        self.flight.sent += 1;
         Ok(())
     }
 
@@ -88,7 +88,7 @@ impl TcpLink {
     pub(super) fn goes_straight(&self, to: (u32, u64), length: u32) -> bool {
         self.peer_receives.as_ref().is_none_or(|receives| receives.knows_all())
             && self.peer_has(to, length)
-            && !self.copies.touch(to, length, 0)
+            && !self.flight.copies.touch(to, length, 0)
     }
 
     /// Takes in receives that the peer has told of, until one is known for a SEND of `tag`, and gives SENDs that went ahead theirs.
@@ -98,8 +98,12 @@ impl TcpLink {
             && (tag.is_some() || !receives.knows_all())
             && let Some(ring) = &self.inbox.receives
         {
-            let (taken, copies, completed, received) =
-                (&mut self.taken, &mut self.copies, self.completed, self.received);
+            let (taken, copies, completed, received) = (
+                &mut self.flight.taken,
+                &mut self.flight.copies,
+                self.flight.completed,
+                self.flight.received,
+            );
             return receives.learn(ring, tag, |send, receive| {
                 // What has completed is not posted again.
                 if send.sequence >= completed {
@@ -124,17 +128,17 @@ impl TcpLink {
     /// Whether the peer was not told of all posted receives of this end.
     #[inline]
     pub(super) fn has_news(&self) -> bool {
-        self.terms.posts_receives && self.receives_told < self.inbox.posts
+        self.terms.posts_receives && self.news.receives_told < self.inbox.posts
     }
 
     /// Tells the peer of posted receives, as far as there is room.
     fn tell_receives(&mut self) {
         while self.has_news() && self.outgoing.has_room() {
-            let number = self.receives_told;
+            let number = self.news.receives_told;
             // Those that a message has taken too: it may have come before the peer knew of its receive.
             let words = self.inbox.receive(number);
             self.outgoing.control(Kind::Receive, &[number, words[0], words[1], words[2], words[3]]);
-            self.receives_told += 1;
+            self.news.receives_told += 1;
         }
     }
 
@@ -142,49 +146,52 @@ impl TcpLink {
     #[inline]
     pub(super) fn control(&mut self) {
         self.settle_receives(None);
-        while !self.untold.is_empty() && self.outgoing.has_room() {
-            let (key, bytes) = self.untold.pop_front().expect("there is one");
+        while !self.news.untold.is_empty() && self.outgoing.has_room() {
+            let (key, bytes) = self.news.untold.pop_front().expect("there is one");
             self.outgoing.control(Kind::Region, &[key as u64, bytes]);
         }
         // After all regions that there were when the peer asked.
-        if self.answers_sent != self.inbox.asked && self.untold.is_empty() && self.outgoing.has_room() {
-            self.answers_sent = self.inbox.asked;
-            self.outgoing.control(Kind::Answer, &[self.answers_sent]);
+        if self.news.answers_sent != self.inbox.asked
+            && self.news.untold.is_empty()
+            && self.outgoing.has_room()
+        {
+            self.news.answers_sent = self.inbox.asked;
+            self.outgoing.control(Kind::Answer, &[self.news.answers_sent]);
         }
-        if self.asks_sent != self.asks.get() && self.outgoing.has_room() {
-            self.asks_sent = self.asks.get();
-            self.outgoing.control(Kind::Ask, &[self.asks_sent]);
+        if self.news.asks_sent != self.news.asks.get() && self.outgoing.has_room() {
+            self.news.asks_sent = self.news.asks.get();
+            self.outgoing.control(Kind::Ask, &[self.news.asks_sent]);
         }
-        if self.has_news() || self.counts_due {
+        if self.has_news() || self.news.counts_due {
             // Nothing is due soon while the peer's messages need not wait for news.
-            let untold = self.inbox.posts - self.receives_told;
+            let untold = self.inbox.posts - self.news.receives_told;
             let lazy = self.terms.thrifty
                 && self.inbox.short
                 && untold < u64::from(self.terms.takes_ahead).div_ceil(2);
             // The peer may be waiting for a receive where it knows of none.
-            let starves = !lazy && self.has_news() && !self.inbox.has_receive_before(self.receives_told);
-            let much = self.inbox.taken >= MUCH || self.waited >= if lazy { LAZY } else { PASSES };
+            let starves = !lazy && self.has_news() && !self.inbox.has_receive_before(self.news.receives_told);
+            let much = self.inbox.taken >= MUCH || self.news.waited >= if lazy { LAZY } else { PASSES };
             if starves || much || !self.outgoing.is_empty() {
                 self.tell_receives();
-                if self.counts_due && self.outgoing.has_room() {
+                if self.news.counts_due && self.outgoing.has_room() {
                     self.inbox.taken = 0;
-                    let c = self.counts;
+                    let c = self.news.counts;
                     self.outgoing.control(Kind::Counts, &[c.released, c.received, c.granted]);
-                    self.counts_due = false;
+                    self.news.counts_due = false;
                 }
                 // What found no room goes as soon as there is some.
-                self.waited = if self.has_news() || self.counts_due { LAZY } else { 0 };
+                self.news.waited = if self.has_news() || self.news.counts_due { LAZY } else { 0 };
             } else {
-                self.waited += 1;
+                self.news.waited += 1;
             }
         }
-        if self.status_due && self.outgoing.has_room() {
-            self.outgoing.control(Kind::Status, &[self.status]);
-            self.status_due = false;
+        if self.news.status_due && self.outgoing.has_room() {
+            self.outgoing.control(Kind::Status, &[self.news.status]);
+            self.news.status_due = false;
         }
-        if self.leave_due && self.outgoing.has_room() {
+        if self.news.leave_due && self.outgoing.has_room() {
             self.outgoing.control(Kind::Leave, &[]);
-            self.leave_due = false;
+            self.news.leave_due = false;
         }
     }
 

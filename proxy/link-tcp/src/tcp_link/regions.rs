@@ -96,22 +96,23 @@ impl OwnRegions for TcpLink {
         if let RegionMemory::Host { address, .. } = memory {
             self.sources.insert(key, Source { address: *address, bytes, last: 0 });
             self.inbox.own.insert(key, OwnRegion { address: *address, bytes });
-            self.untold.push_back((key, bytes));
+            self.news.untold.push_back((key, bytes));
         }
     }
 
     fn region_in_use(&mut self, key: u32, _received: u64) -> bool {
         // That the peer has the message is not enough: the wire may still read it.
-        self.sources.get(&key).is_some_and(|source| source.last > self.completed) || self.inbox.lands_in(key)
+        self.sources.get(&key).is_some_and(|source| source.last > self.flight.completed)
+            || self.inbox.lands_in(key)
     }
 
     fn remove_region(&mut self, key: u32) {
         if self.sources.remove(&key).is_some() {
             self.inbox.own.remove(&key);
-            match self.untold.iter().rposition(|(told, bytes)| *told == key && *bytes > 0) {
+            match self.news.untold.iter().rposition(|(told, bytes)| *told == key && *bytes > 0) {
                 // The peer need not hear of it at all.
-                Some(at) => _ = self.untold.remove(at),
-                None => self.untold.push_back((key, 0)),
+                Some(at) => _ = self.news.untold.remove(at),
+                None => self.news.untold.push_back((key, 0)),
             }
         }
     }
@@ -127,7 +128,7 @@ impl OwnRegions for TcpLink {
     fn regions_told(&self) -> bool {
         // They are on their way. A peer that does not know one yet asks before it refuses a message that goes there, so this
         // end does not wait for the peer's answer: the peer's program may wait for this one.
-        self.untold.is_empty() && self.wire.is_some()
+        self.news.untold.is_empty() && self.wire.is_some()
             || self.inbox.left
             || self.failed.is_some() && !self.terms.recovers
     }
@@ -136,19 +137,19 @@ impl OwnRegions for TcpLink {
 impl TcpLink {
     /// The peer is told of all regions anew, over another link.
     pub(super) fn tell_regions_anew(&mut self) {
-        self.untold = self.sources.iter().map(|(key, source)| (*key, source.bytes)).collect();
-        self.asks_for.set(None);
-        (self.asks_sent, self.answers_sent) = (self.asks.get(), 0);
+        self.news.untold = self.sources.iter().map(|(key, source)| (*key, source.bytes)).collect();
+        self.news.asks_for.set(None);
+        (self.news.asks_sent, self.news.answers_sent) = (self.news.asks.get(), 0);
     }
 
     /// Whether the peer has told of all its regions since a message was to go to region `key` first. Asks the peer if not.
     fn was_answered(&self, key: u32) -> bool {
-        if self.asks_for.get() != Some(key) {
-            self.asks_for.set(Some(key));
-            self.asks.set(self.asks.get() + 1);
+        if self.news.asks_for.get() != Some(key) {
+            self.news.asks_for.set(Some(key));
+            self.news.asks.set(self.news.asks.get() + 1);
             return false;
         }
-        self.inbox.answered == self.asks.get()
+        self.inbox.answered == self.news.asks.get()
     }
 }
 

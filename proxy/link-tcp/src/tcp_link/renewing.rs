@@ -76,25 +76,27 @@ impl Renew for TcpLink {
             unreachable!("a link goes live when both ends have prepared")
         };
         if let Some(receives) = &mut self.peer_receives {
-            let mask = self.taken.len() as u64 - 1;
-            let sent = accepted..self.base + self.sent;
-            receives
-                .put_back(sent.filter_map(|message| self.taken[(message & mask) as usize].take()).collect());
+            let mask = self.flight.taken.len() as u64 - 1;
+            let sent = accepted..self.flight.base + self.flight.sent;
+            receives.put_back(
+                sent.filter_map(|message| self.flight.taken[(message & mask) as usize].take()).collect(),
+            );
             receives.rewind(accepted);
         }
         let slots = 1 << self.terms.geometry.link_log;
         self.incoming = (0..self.terms.streams).map(Incoming::new).collect();
         self.outgoing = Outgoing::new(self.terms.streams, slots, accepted, self.terms.sums, self.terms.part);
-        self.copies.rewind(accepted);
-        (self.base, self.sent, self.completed, self.settled) = (accepted, 0, accepted, accepted);
+        self.flight.copies.rewind(accepted);
+        (self.flight.base, self.flight.sent, self.flight.completed, self.flight.settled) =
+            (accepted, 0, accepted, accepted);
         self.inbox.begin();
         self.tell_regions_anew();
         // Receives that the peer was told of before are told again: the words are the same.
-        self.receives_told = self.inbox.oldest_told_again();
-        (self.counts_due, self.waited) = (true, 0);
+        self.news.receives_told = self.inbox.oldest_told_again();
+        (self.news.counts_due, self.news.waited) = (true, 0);
         (self.failed, self.deserted, self.ending) = (None, false, Ending::Open);
-        (self.ended, self.mute) = (0, false);
-        (self.frames_sent, self.frames_seen, self.quiet_since) = (0, 0, self.now);
+        (self.lost.ended, self.mute) = (0, false);
+        (self.quiet.sent, self.quiet.seen, self.quiet.since) = (0, 0, self.now);
         self.adopt_wire(wire);
         Ok(())
     }

@@ -24,7 +24,13 @@ impl VerbsLink {
             let n = match rc.cq.poll(&mut self.completions[..]) {
                 Ok(n) => n,
                 Err(e) => {
-                    limited!(error, self.peer, rank = self.rank, peer = self.peer, "polling the CQ: {e}");
+                    limited!(
+                        error,
+                        self.terms.peer,
+                        rank = self.own.rank,
+                        peer = self.terms.peer,
+                        "polling the CQ: {e}"
+                    );
                     self.health.fail(abi::PUSHGATE_DOWN_DEVICE);
                     return true;
                 }
@@ -38,9 +44,9 @@ impl VerbsLink {
                     if wc.wc_flags & sys::ibv_wc_flags::IBV_WC_WITH_IMM.0 == 0 {
                         limited!(
                             error,
-                            self.peer,
-                            rank = self.rank,
-                            peer = self.peer,
+                            self.terms.peer,
+                            rank = self.own.rank,
+                            peer = self.terms.peer,
                             "a receive without immediate data"
                         );
                         self.health.fail(abi::PUSHGATE_DOWN_WC);
@@ -59,11 +65,11 @@ impl VerbsLink {
             }
         }
         if any {
-            let mask = self.last_wr.len() as u64 - 1;
-            while self.messages_done < self.sent
-                && self.last_wr[(self.messages_done & mask) as usize] <= self.chain.done
+            let mask = self.flight.last_wr.len() as u64 - 1;
+            while self.flight.messages_done < self.flight.sent
+                && self.flight.last_wr[(self.flight.messages_done & mask) as usize] <= self.chain.done
             {
-                self.messages_done += 1;
+                self.flight.messages_done += 1;
             }
             // What the completions announce was written before them.
             fence(Ordering::Acquire);
@@ -83,7 +89,7 @@ impl VerbsLink {
 
     /// As many receives as were granted, and those set aside.
     pub(super) fn post_receives(&mut self) {
-        if !self.imm || self.has_ended() {
+        if !self.terms.imm || self.has_ended() {
             return;
         }
         let due = self.line.granted() + NOTIFIES as u64 + self.line.notified();
@@ -114,8 +120,8 @@ impl VerbsLink {
             other => abi::PUSHGATE_DOWN_WC + other.0,
         };
         // Who said that it leaves takes nothing more, and need not.
-        let taken = if self.rail { self.inbox.stripes() } else { self.inbox.received() };
-        if self.has_told_its_end() || self.inbox.peer_left() && self.base + self.sent == taken {
+        let taken = if self.own.rail { self.inbox.stripes() } else { self.inbox.received() };
+        if self.has_told_its_end() || self.inbox.peer_left() && self.flight.base + self.flight.sent == taken {
             self.health.desert();
             return;
         }
@@ -124,9 +130,9 @@ impl VerbsLink {
         let device = self.device.name();
         limited!(
             error,
-            self.peer,
-            rank = self.rank,
-            peer = self.peer,
+            self.terms.peer,
+            rank = self.own.rank,
+            peer = self.terms.peer,
             device,
             "RDMA work request failed: {}",
             text.to_string_lossy()

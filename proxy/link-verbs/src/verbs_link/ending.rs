@@ -49,7 +49,7 @@ impl VerbsLink {
                     self.control();
                 }
                 let _ = self.flush();
-                if (self.line.has_last_words() || !self.is_quiet()) && self.now - since < self.linger {
+                if (self.line.has_last_words() || !self.is_quiet()) && self.now - since < self.own.linger {
                     return false;
                 }
             }
@@ -63,9 +63,9 @@ impl VerbsLink {
             Ending::Draining { since, .. } if self.now - since >= DRAIN => {
                 limited!(
                     warn,
-                    self.peer,
-                    rank = self.rank,
-                    peer = self.peer,
+                    self.terms.peer,
+                    rank = self.own.rank,
+                    peer = self.terms.peer,
                     "the RDMA device does not complete what was posted: the queue pair is destroyed"
                 );
                 self.destroy();
@@ -98,7 +98,7 @@ impl VerbsLink {
     /// True if nobody is left whom the last words could reach, or who waits for them.
     pub(super) fn nobody_to_tell(&self) -> bool {
         let ours = Status::from_word(self.line.status());
-        ours.is_some_and(|s| s.code as u32 == abi::PUSHGATE_PEER_LOST && s.rank == Some(self.peer))
+        ours.is_some_and(|s| s.code as u32 == abi::PUSHGATE_PEER_LOST && s.rank == Some(self.terms.peer))
             || self.health.is_over()
             || self.inbox.peer_left()
             || self.peer_status() != 0
@@ -107,7 +107,7 @@ impl VerbsLink {
     /// Puts the queue pair into the error state, after which nothing new is carried out.
     pub(super) fn begin_to_drain(&mut self) {
         self.chain.forget();
-        self.held.clear();
+        self.flight.held.clear();
         self.ending = Ending::Draining { since: self.now, send: false, receive: false };
         // A device that flushes nothing would be waited for in vain.
         let Some(rc) = self.rc.as_ref().filter(|rc| rc.pd.device.kind.flushes) else { return self.destroy() };
@@ -115,9 +115,9 @@ impl VerbsLink {
         if let Err(e) = rc.drain(LAST_SEND, LAST_RECEIVE, inbox) {
             limited!(
                 info,
-                self.peer,
-                rank = self.rank,
-                peer = self.peer,
+                self.terms.peer,
+                rank = self.own.rank,
+                peer = self.terms.peer,
                 "{e}: the queue pair is destroyed instead"
             );
             self.destroy();

@@ -85,7 +85,7 @@ struct Held {
     bytes: usize,
 }
 
-/// A queue pair over RDMA, as the folder's module describes it.
+/// A queue pair over RDMA, as the crate's first lines describe it.
 pub struct VerbsLink {
     // The queue pair goes before what it uses, registrations before their memory.
     /// `None` while the link is replaced, as the registrations.
@@ -98,77 +98,31 @@ pub struct VerbsLink {
     kept: Arc<Kept>,
     device: Arc<Device>,
     window: Sending,
-    outbox_key: u32,
-    regions: BTreeMap<u32, OwnRegion>,
-    registrar: Registrar,
-    outbox: Words,
-    outbox_address: u64,
+    outbox: Outbox,
     inbox: Inbox,
     peer_layout: InboxLayout,
     peer_places: Places,
     /// The addresses that packets may carry as their source, and the one that they do.
     sources: Vec<OwnAddress>,
     gid: GidEntry,
-    ends: [u64; 2],
-    rank: u32,
-    peer: u32,
-    peer_geometry: Geometry,
-    /// `None`: the peer has not said so yet.
-    peer_link_log: Option<u32>,
-    peer_posts: bool,
-    /// Both ends replace a link that breaks.
-    recovers: bool,
+    terms: Terms,
+    own: Own,
+    /// Of the present link.
+    agrees: Agrees,
     /// The peer's status as of the last break; 0: it had none.
     peer_ended: u64,
-    /// How long the end waits until its last words are out, nanoseconds.
-    linger: u64,
-    imm: bool,
-    /// Both ends place WRITEs in the order in which they are posted.
-    in_order: bool,
-    /// The link carries stripes beside other links of the same session.
-    rail: bool,
-    events: bool,
-    peer_events: bool,
-    out_log: u32,
-    budget: Budget,
 
     completions: Box<[sys::ibv_wc; COMPLETIONS]>,
     chain: Chain,
-    /// For each message in flight, the number of its last work request; of one whose record is held
-    /// back, the greatest number.
-    last_wr: Box<[u64]>,
-    /// Records that announce themselves, until their payload is where it belongs. Oldest first.
-    held: VecDeque<Held>,
-    /// Messages of the session before the first one over this link.
-    base: u64,
-    /// Messages sent over this link. A message's place among them is its cursor.
-    sent: u64,
-    copies: Copies,
-    /// Messages of this link that are done, and those reported.
-    messages_done: u64,
-    completed: u64,
-
+    flight: Flight,
     /// Immediate data that only woke, sent from here.
     notifies_sent: u64,
     receives_posted: u64,
 
     line: Line,
     path: Path,
-    publish: VecDeque<(usize, [u64; REGION_WORDS])>,
-    publish_wr: u64,
-    /// Keys of regions that came or went since the peer was told of the next link.
-    publish_later: BTreeSet<u32>,
-    /// The peer's receives, if it posts any, and ours: how many are in the outbox,
-    /// and how many of those were written to the peer.
-    peer_receives: Option<PeerReceives>,
-    /// For each message in flight, the receive that it has taken. Empty where the peer's receives are not known.
-    taken: Box<[Option<Posted>]>,
-    tells_receives: bool,
-    regions_written: bool,
-    rx_log: u32,
-    receives_noted: u64,
-    receives_told: u64,
-    receives_wr: u64,
+    regions: Regions,
+    receives: ToldReceives,
 
     health: Health,
     /// The part in the looks at the port. `None` while the link is replaced.
@@ -182,6 +136,68 @@ pub struct VerbsLink {
     now: u64,
     /// Something completed outside of a pass.
     fresh: bool,
+}
+
+/// What this end is, over all links of its session.
+struct Own {
+    rank: u32,
+    /// The link carries stripes beside other links of the same session.
+    rail: bool,
+    events: bool,
+    out_log: u32,
+    rx_log: u32,
+    tells_receives: bool,
+    regions_written: bool,
+    /// How long the end waits until its last words are out, nanoseconds.
+    linger: u64,
+    budget: Budget,
+}
+
+/// Where records, counts and receives lie until they are written to the peer.
+struct Outbox {
+    words: Words,
+    address: u64,
+    /// For the present link.
+    key: u32,
+}
+
+/// Messages of this link on their way.
+struct Flight {
+    /// For each message in flight, the number of its last work request; of one whose record is held
+    /// back, the greatest number.
+    last_wr: Box<[u64]>,
+    /// Records that announce themselves, until their payload is where it belongs. Oldest first.
+    held: VecDeque<Held>,
+    /// For each message in flight, the receive that it has taken. Empty where the peer's receives are not known.
+    taken: Box<[Option<Posted>]>,
+    copies: Copies,
+    /// Messages of the session before the first one over this link.
+    base: u64,
+    /// Messages sent over this link. A message's place among them is its cursor.
+    sent: u64,
+    /// Messages of this link that are done, and those reported.
+    messages_done: u64,
+    completed: u64,
+}
+
+/// Regions of this end, and what the peer is to be told of them.
+struct Regions {
+    own: BTreeMap<u32, OwnRegion>,
+    registrar: Registrar,
+    /// Entries of the peer's table that are to be written, and the last work request that writes one.
+    due: VecDeque<(usize, [u64; REGION_WORDS])>,
+    wr: u64,
+    /// Keys of regions that came or went since the peer was told of the next link.
+    later: BTreeSet<u32>,
+}
+
+/// The peer's receives, if it posts any, and ours: how many are in the outbox, how many of those were written to the peer,
+/// and the last work request that writes some.
+struct ToldReceives {
+    peer: Option<PeerReceives>,
+    noted: u64,
+    told: u64,
+    wr: u64,
 }
 
 /// At least one in this number of work requests asks for a completion: a quarter of the queue, so that enough is free while the
@@ -285,49 +301,20 @@ impl VerbsLink {
         [outbox, mirror, in_memory]: [Arc<SharedMemory>; 3],
         terms: Terms,
     ) -> Self {
-        let Terms { peer, peer_geometry, peer_link_log, peer_posts, recovers, imm, ends } = terms;
-        let (out_log, geometry, rail) = (end.link_log, end.geometry, end.config.rail);
-        let (tells_receives, regions_written) =
-            (end.config.posted_receives && !rail, end.config.regions_written);
-        let events = end.config.events && imm;
+        let Terms { peer_geometry, peer_link_log, peer_posts, recovers, imm, .. } = terms;
         // The time-out of InfiniBand: 4.096 us times a power of two, within what the wire has room for.
         let timeout = 4096 << end.config.ack_timeout.min(31);
         let path_timeout = if recovers { end.config.path_timeout } else { 0 };
-        let linger = (3 * timeout).clamp(LINGER.start, LINGER.end);
-        let slots = 1u32 << out_log;
-        let source = window.source.clone();
-        let kept = Kept { end, source, outbox, mirror, inbox: in_memory, regions_written };
-        let knows_receives = peer_posts && !rail;
-        VerbsLink {
-            window,
-            outbox_key: 0,
-            registered: None,
-            next: Next::Nothing,
-            device,
-            regions: BTreeMap::new(),
-            registrar: Registrar::default(),
-            outbox: Words::writable(&kept.outbox, 0, kept.outbox.len() / 8),
-            outbox_address: kept.outbox.as_ptr().as_ptr() as u64,
-            inbox: inbox(&kept, &peer_geometry, peer_link_log.unwrap_or(peer_geometry.link_log), imm),
-            peer_layout: InboxLayout::new(out_log, geometry.rx_log),
-            peer_places: Places::default(),
-            sources: Vec::new(),
-            gid: GidEntry::none(),
-            ends,
-            rank: geometry.rank,
-            peer,
-            peer_geometry,
-            peer_link_log,
-            peer_posts,
-            recovers,
-            peer_ended: 0,
-            linger,
-            imm,
-            in_order: false,
-            rail,
-            events,
-            peer_events: false,
-            out_log,
+        let slots = 1u32 << end.link_log;
+        let own = Own {
+            rank: end.geometry.rank,
+            rail: end.config.rail,
+            events: end.config.events && imm,
+            out_log: end.link_log,
+            rx_log: end.geometry.rx_log,
+            tells_receives: end.config.posted_receives && !end.config.rail,
+            regions_written: end.config.regions_written,
+            linger: (3 * timeout).clamp(LINGER.start, LINGER.end),
             budget: Budget {
                 send_slots: slots,
                 // The CQ was made with one for every work request of each message.
@@ -335,30 +322,59 @@ impl VerbsLink {
                 // Nothing is in flight but what the window holds.
                 bytes: u64::MAX / 2,
             },
+        };
+        let knows_receives = peer_posts && !own.rail;
+        let source = window.source.clone();
+        let kept =
+            Kept { end, source, outbox, mirror, inbox: in_memory, regions_written: own.regions_written };
+        VerbsLink {
+            window,
+            registered: None,
+            next: Next::Nothing,
+            device,
+            outbox: Outbox {
+                words: Words::writable(&kept.outbox, 0, kept.outbox.len() / 8),
+                address: kept.outbox.as_ptr().as_ptr() as u64,
+                key: 0,
+            },
+            inbox: inbox(&kept, &peer_geometry, peer_link_log.unwrap_or(peer_geometry.link_log), imm),
+            peer_layout: InboxLayout::new(own.out_log, own.rx_log),
+            peer_places: Places::default(),
+            sources: Vec::new(),
+            gid: GidEntry::none(),
+            terms,
+            agrees: Agrees { in_order: false, peer_events: false, granted: 0 },
+            peer_ended: 0,
             completions: Box::new([sys::ibv_wc::default(); COMPLETIONS]),
-            chain: Chain::new(0, interval(out_log), None),
-            last_wr: vec![0; slots as usize].into(),
-            held: VecDeque::new(),
-            base: 0,
-            sent: 0,
-            copies: Copies::new(slots as usize),
-            messages_done: 0,
-            completed: 0,
+            chain: Chain::new(0, interval(own.out_log), None),
+            own,
+            flight: Flight {
+                last_wr: vec![0; slots as usize].into(),
+                held: VecDeque::new(),
+                taken: vec![None; if knows_receives { slots as usize } else { 0 }].into(),
+                copies: Copies::new(slots as usize),
+                base: 0,
+                sent: 0,
+                messages_done: 0,
+                completed: 0,
+            },
             notifies_sent: 0,
             receives_posted: 0,
             line: Line::default(),
             path: Path::new(path_timeout),
-            publish: VecDeque::with_capacity(16),
-            publish_wr: 0,
-            publish_later: BTreeSet::new(),
-            peer_receives: knows_receives.then(|| PeerReceives::new(peer_geometry.rx_log, 0)),
-            taken: vec![None; if knows_receives { slots as usize } else { 0 }].into(),
-            tells_receives,
-            regions_written,
-            rx_log: geometry.rx_log,
-            receives_noted: 0,
-            receives_told: 0,
-            receives_wr: 0,
+            regions: Regions {
+                own: BTreeMap::new(),
+                registrar: Registrar::default(),
+                due: VecDeque::with_capacity(16),
+                wr: 0,
+                later: BTreeSet::new(),
+            },
+            receives: ToldReceives {
+                peer: knows_receives.then(|| PeerReceives::new(peer_geometry.rx_log, 0)),
+                noted: 0,
+                told: 0,
+                wr: 0,
+            },
             health: Health::default(),
             watch: None,
             turn: None,
@@ -381,12 +397,12 @@ impl VerbsLink {
     /// of an end are waited for by this, and so do tests that wait for each request.
     pub fn is_quiet(&mut self) -> bool {
         self.poll_cq();
-        if !self.health.is_doubtful() && !self.held.is_empty() {
+        if !self.health.is_doubtful() && !self.flight.held.is_empty() {
             self.release_held();
             // What it says is asked for below.
             let _ = self.flush();
         }
-        self.chain.done == self.chain.written && self.held.is_empty()
+        self.chain.done == self.chain.written && self.flight.held.is_empty()
             || self.health.has_failed()
             || self.health.is_doubtful()
             || self.has_ended()
@@ -407,17 +423,17 @@ impl VerbsLink {
 
     /// Both ends replace the link when it breaks.
     pub fn recovers(&self) -> bool {
-        self.recovers
+        self.terms.recovers
     }
 
     /// Both ends agreed on immediate data.
     pub fn immediate(&self) -> bool {
-        self.imm
+        self.terms.imm
     }
 
     /// Completions can wake this end's engine.
     pub fn can_wake(&self) -> bool {
-        self.events
+        self.own.events
     }
 
     /// What is wrong with the way out of this host, `PUSHGATE_DOWN_*`, as of the last look.
@@ -433,9 +449,9 @@ impl VerbsLink {
         }
         limited!(
             error,
-            self.peer,
-            rank = self.rank,
-            peer = self.peer,
+            self.terms.peer,
+            rank = self.own.rank,
+            peer = self.terms.peer,
             "the RDMA queue pair is in an error state"
         );
         self.health.doubt(abi::PUSHGATE_DOWN_WC);
@@ -444,9 +460,9 @@ impl VerbsLink {
     /// The peer is to know of a region, if it may write there.
     fn publish(&mut self, key: u32, entry: [u64; REGION_WORDS]) {
         match self.is_renewing() {
-            _ if !self.regions_written => {}
-            true => _ = self.publish_later.insert(key),
-            false => self.publish.push_back((key as usize & (MAX_REGIONS - 1), entry)),
+            _ if !self.own.regions_written => {}
+            true => _ = self.regions.later.insert(key),
+            false => self.regions.due.push_back((key as usize & (MAX_REGIONS - 1), entry)),
         }
     }
 }
@@ -457,11 +473,11 @@ impl Link for VerbsLink {
     }
 
     fn ends(&self) -> [u64; 2] {
-        self.ends
+        self.terms.ends
     }
 
     fn budget(&self) -> Budget {
-        self.budget
+        self.own.budget
     }
 
     #[inline]
@@ -484,12 +500,12 @@ impl Link for VerbsLink {
             self.poll_cq();
         }
         self.health.healthy()?;
-        self.copies.received(received, self.chain.done);
+        self.flight.copies.received(received, self.chain.done);
         // A slot of the peer's inbox is free when the peer has taken its message, one
         // of our send queue when that has completed.
-        let completed = self.messages_done.min(received.saturating_sub(self.base));
-        let n = completed - self.completed;
-        self.completed = completed;
+        let completed = self.flight.messages_done.min(received.saturating_sub(self.flight.base));
+        let n = completed - self.flight.completed;
+        self.flight.completed = completed;
         Ok(n as u32)
     }
 
@@ -508,7 +524,7 @@ impl Link for VerbsLink {
     #[inline]
     fn poll_recv(&mut self, words: &mut RecordWords) -> Arrival {
         let mut found = self.inbox.look(words);
-        if found == Found::Empty && self.imm {
+        if found == Found::Empty && self.terms.imm {
             if !self.poll_cq() {
                 return Arrival::Empty;
             }
@@ -529,7 +545,7 @@ impl Link for VerbsLink {
     fn acknowledge(&mut self, counts: PeerCounts) {
         self.line.acknowledge(counts);
         // Before the messages of this pass, so that the messages wake a peer that waits for the receives.
-        if self.receives_told != self.receives_noted
+        if self.receives.told != self.receives.noted
             && !self.health.is_deserted()
             && self.chain.has_room(2 + CONTROL_WRS as usize)
         {
@@ -542,7 +558,7 @@ impl Link for VerbsLink {
     fn set_status(&mut self, word: u64) {
         self.line.end(word);
         // The peer shows nothing more.
-        self.held.clear();
+        self.flight.held.clear();
     }
 
     fn leave(&mut self) {
@@ -557,7 +573,7 @@ impl Link for VerbsLink {
     }
 
     fn renews(&mut self) -> Option<&mut dyn Renew> {
-        self.recovers.then_some(self)
+        self.terms.recovers.then_some(self)
     }
 
     #[cfg(feature = "sim")]
@@ -567,14 +583,14 @@ impl Link for VerbsLink {
 
     #[inline]
     fn notify(&mut self) -> Result<bool, LinkDown> {
-        if !self.held.is_empty() {
+        if !self.flight.held.is_empty() {
             self.release_held();
         }
-        if !self.registrar.is_done() {
+        if !self.regions.registrar.is_done() {
             self.go_on_registering();
         }
-        let untold = self.receives_told != self.receives_noted;
-        if self.line.is_due() || untold || !self.publish.is_empty() {
+        let untold = self.receives.told != self.receives.noted;
+        if self.line.is_due() || untold || !self.regions.due.is_empty() {
             self.control();
         }
         self.flush()?;
@@ -608,9 +624,9 @@ impl Link for VerbsLink {
                 let cause = self.found().unwrap_or(abi::PUSHGATE_DOWN_RETRY);
                 limited!(
                     error,
-                    self.peer,
-                    rank = self.rank,
-                    peer = self.peer,
+                    self.terms.peer,
+                    rank = self.own.rank,
+                    peer = self.terms.peer,
                     device = self.device.name(),
                     "the peer's RDMA device answers nothing: the path is taken for broken"
                 );
@@ -628,9 +644,9 @@ impl Link for VerbsLink {
         }
         let (found, device) = (self.found(), &self.device);
         if let Some(cause) = self.health.looked(found, now) {
-            limited!(error, self.peer,
-                rank = self.rank,
-                peer = self.peer,
+            limited!(error, self.terms.peer,
+                rank = self.own.rank,
+                peer = self.terms.peer,
                 device = device.name(),
                 port = device.port(),
                 address = %self.gid.gid,
@@ -654,7 +670,7 @@ impl Waking for VerbsLink {
     }
 
     fn prepare_sleep(&mut self) -> bool {
-        if !self.events || self.health.is_deserted() {
+        if !self.own.events || self.health.is_deserted() {
             return false;
         }
         let Some(rc) = &self.rc else { return false };
@@ -665,13 +681,13 @@ impl Waking for VerbsLink {
 
     fn wakes<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
         let Some(rc) = &self.rc else { return };
-        if self.events && !self.health.is_deserted() {
+        if self.own.events && !self.health.is_deserted() {
             fds.extend(rc.cq.channel());
         }
     }
 
     fn woken(&mut self) {
-        if let Some(rc) = self.rc.as_mut().filter(|_| self.events) {
+        if let Some(rc) = self.rc.as_mut().filter(|_| self.own.events) {
             rc.cq.drain();
         }
     }
@@ -788,10 +804,10 @@ pub(super) mod tests {
         let config = Config { posted_receives: true, ..Config::default() };
         for (noted, wakes) in [(0, 0), (1, 1)] {
             let [mut qp, _peer] = pair(&mock, &config);
-            qp.peer_events = true;
+            qp.agrees.peer_events = true;
             qp.line.beat(qp.chain.written, 1, 0);
             qp.line.beat(qp.chain.written, 1, u64::MAX);
-            qp.receives_noted = noted;
+            qp.receives.noted = noted;
             qp.control();
             assert_eq!(qp.notifies_sent, wakes);
         }
@@ -819,11 +835,11 @@ pub(super) mod tests {
             }
             // An entry of the table is a write to the peer.
             assert_eq!(
-                (qp.regions_told(), qp.publish.len()),
+                (qp.regions_told(), qp.regions.due.len()),
                 if regions_written { (false, 3) } else { (true, 0) }
             );
             qp.remove_region(1);
-            assert_eq!(qp.publish.len(), if regions_written { 4 } else { 0 });
+            assert_eq!(qp.regions.due.len(), if regions_written { 4 } else { 0 });
             assert!(!qp.registers(1) && !qp.offers(1));
             mock::refuse("reg_mr");
             qp.add_region(9, &memories[0], 4096);

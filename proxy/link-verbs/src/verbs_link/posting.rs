@@ -21,7 +21,7 @@ impl VerbsLink {
     #[cfg(feature = "test-ungated")]
     pub fn forge(&mut self, byte: usize, words: &[u64], imm: Option<u32>) -> Result<(), LinkDown> {
         const AT: usize = 64;
-        for (word, value) in self.outbox[AT..AT + SLOT_WORDS].iter().zip(words) {
+        for (word, value) in self.outbox.words[AT..AT + SLOT_WORDS].iter().zip(words) {
             word.store(*value, Ordering::Relaxed);
         }
         self.chain.write(self.outbox(AT, words.len() * 8), self.at_inbox(byte), imm, true);
@@ -46,14 +46,14 @@ impl VerbsLink {
             self.flush()?;
         }
         // Slots, laps and announcements begin anew with each link.
-        let cursor = sequence - self.base;
-        let index = cursor as usize & (self.last_wr.len() - 1);
+        let cursor = sequence - self.flight.base;
+        let index = cursor as usize & (self.flight.last_wr.len() - 1);
         let first = abi::PUSHGATE_PAGE as usize / 8 + index * SLOT_WORDS;
-        let receive = match &mut self.peer_receives {
+        let receive = match &mut self.receives.peer {
             Some(receives) if r.opcode == Opcode::Send => receives.take(self.inbox.receives(), r.tag),
             _ => None,
         };
-        if let Some(taken) = self.taken.get_mut(index) {
+        if let Some(taken) = self.flight.taken.get_mut(index) {
             *taken = receive;
         }
         let target = match receive {
@@ -63,8 +63,8 @@ impl VerbsLink {
         };
         // A receive completion says that what was written before it is there. Nothing says so of a
         // record that announces itself, but the completion of its payload's WRITE.
-        let announced = r.opcode == Opcode::Send && self.imm;
-        let holds = !(self.in_order || announced);
+        let announced = r.opcode == Opcode::Send && self.terms.imm;
+        let holds = !(self.agrees.in_order || announced);
         let before = self.chain.written;
         let (flags, bytes) = self.post_payload((sequence, cursor), first, r, target, holds)?;
         let payload = self.chain.written;
@@ -72,12 +72,12 @@ impl VerbsLink {
             && r.length > 0
         {
             if flags & PLACED_FLAG == 0 {
-                self.copies.posted(sequence, target, r.length);
-            } else if !self.in_order {
-                self.copies.written(sequence, payload, target, r.length);
+                self.flight.copies.posted(sequence, target, r.length);
+            } else if !self.agrees.in_order {
+                self.flight.copies.written(sequence, payload, target, r.length);
             }
         }
-        let lap = (lap_of(cursor, self.out_log) as u64) << abi::PUSHGATE_LAP_SHIFT;
+        let lap = (lap_of(cursor, self.own.out_log) as u64) << abi::PUSHGATE_LAP_SHIFT;
         let mut w = crossing(words, sequence);
         w[0] |= flags;
         if flags & PLACED_FLAG != 0 || r.has(Record::REGION) {
@@ -85,24 +85,24 @@ impl VerbsLink {
             let placed = receive.filter(|_| flags & PLACED_FLAG != 0);
             (w[5], w[6]) = (placed.map_or(0, |p| p.number & 0xffff_ffff), 0);
         }
-        for (word, value) in self.outbox[first..].iter().zip(w) {
+        for (word, value) in self.outbox.words[first..].iter().zip(w) {
             word.store(value & abi::PUSHGATE_DATA_MASK | lap, Ordering::Relaxed);
         }
         // Counts ride along: a write, a packet and its answer less than by the line. Always, for the
         // peer may look at them only once for several messages: those of a later message are later.
-        for (word, value) in self.outbox[first..][slot::COUNTS].iter().zip(self.line.counts()) {
+        for (word, value) in self.outbox.words[first..][slot::COUNTS].iter().zip(self.line.counts()) {
             word.store(value, Ordering::Relaxed);
         }
         if holds && payload > before {
             // The counts stay due, and go by the line.
-            self.last_wr[index] = u64::MAX;
-            self.held.push_back(Held { cursor, payload, bytes });
+            self.flight.last_wr[index] = u64::MAX;
+            self.flight.held.push_back(Held { cursor, payload, bytes });
         } else {
             self.line.rode_along();
             let imm = if announced { Some(cursor as u32 & !NOTIFY) } else { self.notify_imm() };
             self.post_record(cursor, bytes, imm);
         }
-        self.sent += 1;
+        self.flight.sent += 1;
         Ok(())
     }
 
@@ -110,7 +110,7 @@ impl VerbsLink {
     pub(super) fn flush(&mut self) -> Result<(), LinkDown> {
         if self.health.is_doubtful() || self.has_ended() {
             self.chain.forget();
-            self.held.clear();
+            self.flight.held.clear();
             return self.health.healthy();
         }
         let Some(rc) = &self.rc else { return self.health.healthy() };
@@ -126,15 +126,15 @@ impl VerbsLink {
     /// The device took no request. The port may say why a moment later.
     #[cold]
     pub(super) fn refused(&mut self, what: &str, e: &std::io::Error) {
-        limited!(error, self.peer, rank = self.rank, peer = self.peer, "{what}: {e}");
+        limited!(error, self.terms.peer, rank = self.own.rank, peer = self.terms.peer, "{what}: {e}");
         self.health.doubt(abi::PUSHGATE_DOWN_WC);
     }
 
     /// A stretch of the outbox, from a word on.
     #[inline]
     pub(super) fn outbox(&self, word: usize, bytes: usize) -> Sge {
-        let address = self.outbox_address + word as u64 * 8;
-        Sge { address, bytes: bytes as u32, key: self.outbox_key, own: true }
+        let address = self.outbox.address + word as u64 * 8;
+        Sge { address, bytes: bytes as u32, key: self.outbox.key, own: true }
     }
 
     /// A stretch of the peer's inbox, from a byte on.
@@ -147,7 +147,7 @@ impl VerbsLink {
     /// Immediate data that only wakes, if the peer may sleep and a receive is left for it.
     #[inline]
     pub(super) fn notify_imm(&mut self) -> Option<u32> {
-        if !self.peer_events {
+        if !self.agrees.peer_events {
             return None;
         }
         let taken = self.inbox.notified();
@@ -162,7 +162,7 @@ impl VerbsLink {
     /// Writes the line to the peer.
     pub(super) fn write_line(&mut self, due: Due) {
         let first = due.at * LINE_WORDS;
-        for (word, value) in self.outbox[first..].iter().zip(due.words) {
+        for (word, value) in self.outbox.words[first..].iter().zip(due.words) {
             word.store(value, Ordering::Relaxed);
         }
         let imm = if due.wakes { self.notify_imm() } else { None };
@@ -181,20 +181,20 @@ impl VerbsLink {
     /// Writes to the peer the receives that it was not told of, if the last ones have
     /// arrived.
     pub(super) fn tell_receives(&mut self) {
-        if self.receives_wr > self.chain.done {
+        if self.receives.wr > self.chain.done {
             return;
         }
-        let ring = 1u64 << self.rx_log;
+        let ring = 1u64 << self.own.rx_log;
         // At most twice: there are no more than the ring has.
-        while self.receives_told < self.receives_noted {
-            let first = self.receives_told & (ring - 1);
-            let n = (self.receives_noted - self.receives_told).min(ring - first);
+        while self.receives.told < self.receives.noted {
+            let first = self.receives.told & (ring - 1);
+            let n = (self.receives.noted - self.receives.told).min(ring - first);
             let word = first as usize * RECEIVE_WORDS;
             let to = self.at_inbox(self.peer_layout.receives + word * 8);
             let from = self.outbox(self.outbox_receives() + word, n as usize * RECEIVE_WORDS * 8);
             self.chain.write(from, to, None, true);
-            self.receives_told += n;
-            self.receives_wr = self.chain.written;
+            self.receives.told += n;
+            self.receives.wr = self.chain.written;
         }
     }
 
@@ -204,28 +204,28 @@ impl VerbsLink {
         if self.health.is_deserted() || self.has_ended() {
             return;
         }
-        let told = self.receives_told;
+        let told = self.receives.told;
         self.tell_receives();
-        if self.receives_told != told {
+        if self.receives.told != told {
             // Nothing but what comes after it wakes a peer that waits for one of them.
             self.line.touch_to_wake();
         }
-        let follow = self.in_order && self.chain.asks_by_echo() && self.chain.copies(LINE_WORDS * 8);
-        let before = Written { done: self.chain.done, in_order: self.in_order, follow };
+        let follow = self.agrees.in_order && self.chain.asks_by_echo() && self.chain.copies(LINE_WORDS * 8);
+        let before = Written { done: self.chain.done, in_order: self.agrees.in_order, follow };
         if let Some(due) = self.line.next(before) {
             self.write_line(due);
         }
-        if self.publish_wr <= self.chain.done
-            && let Some((index, entry)) = self.publish.pop_front()
+        if self.regions.wr <= self.chain.done
+            && let Some((index, entry)) = self.regions.due.pop_front()
         {
             const AT: usize = 2 * LINE_WORDS;
-            for (word, value) in self.outbox[AT..].iter().zip(entry) {
+            for (word, value) in self.outbox.words[AT..].iter().zip(entry) {
                 word.store(value, Ordering::Relaxed);
             }
             let bytes = REGION_WORDS * 8;
             let to = self.at_inbox(self.peer_layout.regions + index * bytes);
             self.chain.write(self.outbox(AT, bytes), to, None, true);
-            self.publish_wr = self.chain.written;
+            self.regions.wr = self.chain.written;
         }
     }
 
@@ -249,11 +249,11 @@ impl VerbsLink {
         let offset = (r.place as u64) << abi::PUSHGATE_UNIT_LOG;
         let direct = target.and_then(|to| self.direct(to, r.length)).filter(|_| {
             // What the peer copies there first must not come second.
-            target.is_some_and(|to| !self.copies.touch(to, r.length, self.chain.done))
+            target.is_some_and(|to| !self.flight.copies.touch(to, r.length, self.chain.done))
         });
         if r.has(Record::REGION) {
             // `takes_region` said yes to both, or one was taken back meanwhile.
-            let (Some(region), Some((to, _))) = (self.regions.get_mut(&r.place), direct) else {
+            let (Some(region), Some((to, _))) = (self.regions.own.get_mut(&r.place), direct) else {
                 return Err(LinkDown::RegionGone);
             };
             let address = region.address + r.place_offset;
@@ -273,7 +273,7 @@ impl VerbsLink {
             let mut payload = [0; SHORT];
             let payload = &mut payload[..r.length as usize];
             self.window.read(offset, payload);
-            slot::pack(&self.outbox[first..first + SLOT_WORDS], payload, cursor, self.out_log);
+            slot::pack(&self.outbox.words[first..first + SLOT_WORDS], payload, cursor, self.own.out_log);
             return Ok((SHORT_FLAG, slot_bytes(payload.len())));
         }
         let places = &self.peer_places;
@@ -285,24 +285,24 @@ impl VerbsLink {
     /// Writes the record of a message to the peer, out of its slot of the outbox.
     #[inline]
     pub(super) fn post_record(&mut self, cursor: u64, bytes: usize, imm: Option<u32>) {
-        let index = cursor as usize & (self.last_wr.len() - 1);
+        let index = cursor as usize & (self.flight.last_wr.len() - 1);
         let first = abi::PUSHGATE_PAGE as usize / 8 + index * SLOT_WORDS;
-        let slot = (cursor & ((1 << self.out_log) - 1)) as usize * SLOT_BYTES;
+        let slot = (cursor & ((1 << self.own.out_log) - 1)) as usize * SLOT_BYTES;
         let to = self.at_inbox(self.peer_layout.slots + slot);
         self.chain.write(self.outbox(first, bytes), to, imm, false);
-        self.last_wr[index] = self.chain.written;
+        self.flight.last_wr[index] = self.chain.written;
     }
 
     /// Writes the records whose payload has arrived. The peer takes slots in their order, so a record that
     /// is held back holds back those after it there.
     #[cold]
     pub(super) fn release_held(&mut self) {
-        while let Some(held) = self.held.front()
+        while let Some(held) = self.flight.held.front()
             && held.payload <= self.chain.done
             && self.chain.has_room(1 + CONTROL_WRS as usize)
         {
             let Held { cursor, bytes, .. } = *held;
-            self.held.pop_front();
+            self.flight.held.pop_front();
             let imm = self.notify_imm();
             self.post_record(cursor, bytes, imm);
         }

@@ -15,46 +15,46 @@ use super::{OwnRegion, VerbsLink};
 impl Receives for VerbsLink {
     fn offered_receives(&self) -> Option<bool> {
         // Over rails a SEND lands beside the buffers, and the receiver moves it.
-        (!self.rail).then_some(self.tells_receives)
+        (!self.own.rail).then_some(self.own.tells_receives)
     }
 
     fn knows_receives(&self) -> bool {
-        self.peer_receives.is_some()
+        self.receives.peer.is_some()
     }
 
     fn receive_for(&self, r: &Record) -> Option<u32> {
-        self.peer_receives.as_ref()?.meets(r.tag).receive().map(|p| p.length)
+        self.receives.peer.as_ref()?.meets(r.tag).receive().map(|p| p.length)
     }
 
     fn learn_receives(&mut self, tag: u32) -> bool {
-        let receives = self.peer_receives.as_mut();
+        let receives = self.receives.peer.as_mut();
         receives.is_some_and(|receives| receives.learn(self.inbox.receives(), Some(tag), |_, _| ()))
     }
 
     fn may_learn_receives(&self, tag: u32) -> bool {
-        self.peer_receives.as_ref().is_some_and(|receives| receives.may_learn(self.inbox.receives(), tag))
+        self.receives.peer.as_ref().is_some_and(|receives| receives.may_learn(self.inbox.receives(), tag))
     }
 
     fn receive_posted(&mut self, number: u64, words: [u64; 4]) {
-        if !self.tells_receives {
+        if !self.own.tells_receives {
             return;
         }
         // The slot is free: what was there has arrived, for a message has taken it since.
-        let slot = number as usize & ((1 << self.rx_log) - 1);
+        let slot = number as usize & ((1 << self.own.rx_log) - 1);
         let first = self.outbox_receives() + slot * RECEIVE_WORDS;
-        for (word, value) in self.outbox[first..].iter().zip(words) {
+        for (word, value) in self.outbox.words[first..].iter().zip(words) {
             word.store(value, Ordering::Relaxed);
         }
-        self.receives_noted = number + 1;
+        self.receives.noted = number + 1;
     }
 }
 
 impl OwnRegions for VerbsLink {
     fn takes_region(&self, r: &Record) -> RegionSends {
-        if self.registrar.awaits(r.place) {
+        if self.regions.registrar.awaits(r.place) {
             return RegionSends::Unknown;
         }
-        if !self.regions.contains_key(&r.place) {
+        if !self.regions.own.contains_key(&r.place) {
             return RegionSends::No("the source region is not registered with the RDMA device");
         }
         if r.length > self.device.longest_message() {
@@ -63,7 +63,7 @@ impl OwnRegions for VerbsLink {
                  send it in pieces",
             );
         }
-        let to = match (r.opcode, &self.peer_receives) {
+        let to = match (r.opcode, &self.receives.peer) {
             (Opcode::Put, _) => (r.rkey, r.remote_offset),
             (_, None) => return self.region_sends(),
             (_, Some(receives)) => match receives.meets(r.tag).receive() {
@@ -78,7 +78,7 @@ impl OwnRegions for VerbsLink {
         match self.direct(to, r.length) {
             // It can only go straight there, and what the peer copies there, or what is on its way
             // there, comes first.
-            Some(_) if self.copies.touch(to, r.length, self.chain.done) => RegionSends::Unknown,
+            Some(_) if self.flight.copies.touch(to, r.length, self.chain.done) => RegionSends::Unknown,
             Some(_) => RegionSends::Yes,
             None => RegionSends::No(
                 "the peer has no such region that its RDMA device can write, or not so long: push the \
@@ -88,7 +88,7 @@ impl OwnRegions for VerbsLink {
     }
 
     fn region_sends(&self) -> RegionSends {
-        match self.peer_receives {
+        match self.receives.peer {
             Some(_) => RegionSends::Yes,
             None => RegionSends::No(
                 "the peer's receives name no buffers that a region could be written to: push the payload into \
@@ -103,11 +103,11 @@ impl OwnRegions for VerbsLink {
             // A copy engine brings it there.
             return;
         }
-        if self.is_renewing() || self.rc.is_some() && !(self.recovers && self.has_ended()) {
+        if self.is_renewing() || self.rc.is_some() && !(self.terms.recovers && self.has_ended()) {
             return self.register(what);
         }
         // The next link registers it.
-        self.regions.insert(key, OwnRegion::new(what, None));
+        self.regions.own.insert(key, OwnRegion::new(what, None));
         self.publish(key, [0; REGION_WORDS]);
     }
 
@@ -115,7 +115,7 @@ impl OwnRegions for VerbsLink {
         if self.is_being_registered(key) {
             return true;
         }
-        let Some(region) = self.regions.get(&key) else { return false };
+        let Some(region) = self.regions.own.get(&key) else { return false };
         // A thread registers it, or messages out of it are posted again.
         if self.is_registering() || region.before > received {
             return true;
@@ -135,7 +135,7 @@ impl OwnRegions for VerbsLink {
     }
 
     fn works_on_region(&self, key: u32) -> bool {
-        self.registrar.works_on(key)
+        self.regions.registrar.works_on(key)
     }
 
     fn remove_region(&mut self, key: u32) {
@@ -143,21 +143,21 @@ impl OwnRegions for VerbsLink {
     }
 
     fn offers(&self, key: u32) -> bool {
-        self.regions_written && self.regions.contains_key(&key)
+        self.own.regions_written && self.regions.own.contains_key(&key)
     }
 
     fn registers(&self, key: u32) -> bool {
-        self.regions.contains_key(&key)
+        self.regions.own.contains_key(&key)
     }
 
     fn regions_told(&self) -> bool {
         // Who is gone needs no answer. A peer that comes back is told with the next link, or over it.
-        let gone = self.health.is_over() && !self.recovers || self.health.is_deserted();
+        let gone = self.health.is_over() && !self.terms.recovers || self.health.is_deserted();
         gone || !self.is_renewing()
             && !self.health.is_over()
-            && self.registrar.is_done()
-            && self.publish.is_empty()
-            && self.publish_wr <= self.chain.done
+            && self.regions.registrar.is_done()
+            && self.regions.due.is_empty()
+            && self.regions.wr <= self.chain.done
     }
 }
 

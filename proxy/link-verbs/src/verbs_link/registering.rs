@@ -57,17 +57,22 @@ impl Registrar {
 impl VerbsLink {
     /// Registers a region for the present link, at once or beside the engine.
     pub(super) fn register(&mut self, what: Region) {
-        self.registrar.waiting.push_back(what);
+        self.regions.registrar.waiting.push_back(what);
         self.go_on_registering();
     }
 
     /// Takes in what was registered and taken back beside the engine, and begins with the next region.
     pub(super) fn go_on_registering(&mut self) {
-        self.registrar.leaving.retain(|(_, answer)| matches!(answer.try_recv(), Err(TryRecvError::Empty)));
+        self.regions
+            .registrar
+            .leaving
+            .retain(|(_, answer)| matches!(answer.try_recv(), Err(TryRecvError::Empty)));
         loop {
-            if let Some((what, answer)) = self.registrar.under_way.take() {
+            if let Some((what, answer)) = self.regions.registrar.under_way.take() {
                 match answer.try_recv() {
-                    Err(TryRecvError::Empty) => return self.registrar.under_way = Some((what, answer)),
+                    Err(TryRecvError::Empty) => {
+                        return self.regions.registrar.under_way = Some((what, answer));
+                    }
                     Ok(registration) => self.registered(what, registration),
                     Err(TryRecvError::Disconnected) => {
                         let lost = "the task that registers a region has ended without an answer";
@@ -80,7 +85,7 @@ impl VerbsLink {
                 return;
             }
             let Some(pd) = self.rc.as_ref().map(|rc| rc.pd.clone()) else { return };
-            let Some(what) = self.registrar.waiting.pop_front() else { return };
+            let Some(what) = self.regions.registrar.waiting.pop_front() else { return };
             let written = self.kept.regions_written;
             if what.bytes <= QUICK {
                 let registration = what.register_once(&pd, written);
@@ -89,7 +94,7 @@ impl VerbsLink {
             }
             let task = what.clone();
             match beside(&self.device, "a region", move || task.register_once(&pd, written)) {
-                Ok(answer) => self.registrar.under_way = Some((what, answer)),
+                Ok(answer) => self.regions.registrar.under_way = Some((what, answer)),
                 Err(e) => self.registered(what, Err(VerbsError::Library(e.to_string()))),
             }
         }
@@ -102,15 +107,15 @@ impl VerbsLink {
             Ok(None) => {}
             Ok(Some(mr)) => {
                 let entry = what.entry(mr.rkey);
-                self.regions.insert(key, OwnRegion::new(what, Some(mr)));
+                self.regions.own.insert(key, OwnRegion::new(what, Some(mr)));
                 self.publish(key, entry);
             }
             // Payload for it lands in the mirror and is moved from there.
             Err(e) => limited!(
                 info,
-                self.peer,
-                rank = self.rank,
-                peer = self.peer,
+                self.terms.peer,
+                rank = self.own.rank,
+                peer = self.terms.peer,
                 "{e}: its payload will be copied"
             ),
         }
@@ -119,35 +124,35 @@ impl VerbsLink {
     /// A region that nothing under way reads is to go. True while its registration is being made or taken back.
     pub(super) fn is_being_registered(&mut self, key: u32) -> bool {
         self.go_on_registering();
-        self.registrar.works_on(key)
+        self.regions.registrar.works_on(key)
     }
 
     /// Begins to take a registration back beside the engine, where that may take long. True if it has begun.
     pub(super) fn takes_back(&mut self, key: u32) -> bool {
-        if self.regions.get(&key).is_none_or(|region| region.what.bytes <= QUICK) {
+        if self.regions.own.get(&key).is_none_or(|region| region.what.bytes <= QUICK) {
             return false;
         }
         let of_both_links = self.remove(key);
         // Without a thread it is taken back here.
         let taken_back = beside(&self.device, "a region that goes", move || drop(of_both_links));
-        self.registrar.leaving.extend(taken_back.map(|answer| (key, answer)).ok());
+        self.regions.registrar.leaving.extend(taken_back.map(|answer| (key, answer)).ok());
         self.go_on_registering();
-        self.registrar.works_on(key)
+        self.regions.registrar.works_on(key)
     }
 
     /// Forgets a region, and tells the peer. Returns the registrations for the present link and the next one.
     pub(super) fn remove(&mut self, key: u32) -> [Option<Arc<Mr>>; 2] {
-        self.registrar.waiting.retain(|what| what.key != key);
-        let Some(region) = self.regions.remove(&key) else { return [None, None] };
+        self.regions.registrar.waiting.retain(|what| what.key != key);
+        let Some(region) = self.regions.own.remove(&key) else { return [None, None] };
         self.publish(key, [0; REGION_WORDS]);
         [region.mr, self.forget_region(key)]
     }
 
     /// For a link that ends: true when no thread registers anything any more.
     pub(super) fn ends_registering(&mut self) -> bool {
-        self.registrar.waiting.clear();
+        self.regions.registrar.waiting.clear();
         self.go_on_registering();
-        self.registrar.is_done() && self.registrar.leaving.is_empty()
+        self.regions.registrar.is_done() && self.regions.registrar.leaving.is_empty()
     }
 }
 

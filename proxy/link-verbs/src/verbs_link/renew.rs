@@ -122,7 +122,7 @@ impl VerbsLink {
     /// Takes this end's objects out, for another link.
     fn take_objects(&mut self) -> Objects {
         self.watch = None;
-        let regions = &mut self.regions;
+        let regions = &mut self.regions.own;
         let mut taken = Objects {
             rc: self.rc.take(),
             _connection: self.connection.take(),
@@ -143,8 +143,8 @@ impl VerbsLink {
         self.peer_ended = self.inbox.status();
         let mut old = vec![self.take_objects()];
         old.extend(given_up.map(Made::into_objects));
-        let (rest, registering) = self.registrar.hand_over();
-        self.regions.extend(rest.into_iter().map(|what| (what.key, super::OwnRegion::new(what, None))));
+        let (rest, registering) = self.regions.registrar.hand_over();
+        self.regions.own.extend(rest.into_iter().map(|what| (what.key, super::OwnRegion::new(what, None))));
         let cleared: Arc<AtomicBool> = Arc::default();
         let clear = Clear { old, registering, cleared: cleared.clone(), inbox: self.inbox.memory() };
         let answer = beside(&self.device, "the next RDMA link", move || clear.clear())?;
@@ -165,9 +165,9 @@ impl VerbsLink {
             }
         }
         let Next::Waiting { unused } = &mut self.next else { return Ok(()) };
-        let turn = self
-            .turn
-            .get_or_insert_with(|| Turn::new(&self.device.looker.turns, self.ends[0] ^ self.ends[1]));
+        let turn = self.turn.get_or_insert_with(|| {
+            Turn::new(&self.device.looker.turns, self.terms.ends[0] ^ self.terms.ends[1])
+        });
         if !turn.begins(self.now) {
             return Ok(());
         }
@@ -177,7 +177,7 @@ impl VerbsLink {
             device: self.device.clone(),
             sources: self.sources.clone(),
             unused,
-            regions: self.regions.values().map(|region| region.what.clone()).collect(),
+            regions: self.regions.own.values().map(|region| region.what.clone()).collect(),
             cancelled: cancelled.clone(),
         };
         let begun = beside(&self.device, "the next RDMA link", move || begin.make());
@@ -203,7 +203,7 @@ impl VerbsLink {
         let told =
             |region: &super::OwnRegion| Some(region.what.entry(made.regions.get(&region.what.key)?.rkey));
         let regions = match self.kept.regions_written {
-            true => self.regions.values().filter_map(told).collect(),
+            true => self.regions.own.values().filter_map(told).collect(),
             false => Vec::new(),
         };
         let bytes = serde_json::to_vec(&NextOffer { offer, regions }).expect("an offer is plain data");
@@ -218,10 +218,10 @@ impl VerbsLink {
         let theirs: NextOffer = serde_json::from_slice(&frame.bytes)
             .map_err(|e| format!("its offer of the next RDMA link: {}", Foreign::word(e)))?;
         let ours = self.kept.end.offer(&made.rc, &made.sources, made.psn, made.told());
-        let agreed = theirs.offer.check(&ours, self.peer)?;
+        let agreed = theirs.offer.check(&ours, self.terms.peer)?;
         let offer = &theirs.offer;
-        let link_log = self.peer_link_log.unwrap_or(offer.link_log);
-        let fixed = (self.peer_geometry, link_log, self.imm, self.peer_posts, true);
+        let link_log = self.terms.peer_link_log.unwrap_or(offer.link_log);
+        let fixed = (self.terms.peer_geometry, link_log, self.terms.imm, self.terms.peer_posts, true);
         let found = (agreed.peer_geometry, offer.link_log, agreed.imm, offer.posted_receives, offer.recovers);
         if found != fixed {
             return Err(format!("its offer of the next RDMA link says {found:?}, expected {fixed:?}"));
@@ -237,58 +237,60 @@ impl VerbsLink {
     pub(super) fn adopt(&mut self, made: Made, places: Places, agrees: Agrees, accepted: u64) {
         let Made { rc, connection, registered, regions, sources, gid, .. } = made;
         self.connection = connection;
-        if let Some(receives) = &mut self.peer_receives {
-            let mask = self.taken.len() as u64 - 1;
-            let sent = accepted..self.base + self.sent;
-            let taken = sent.filter_map(|message| self.taken[((message - self.base) & mask) as usize].take());
+        if let Some(receives) = &mut self.receives.peer {
+            let mask = self.flight.taken.len() as u64 - 1;
+            let sent = accepted..self.flight.base + self.flight.sent;
+            let taken = sent.filter_map(|message| {
+                self.flight.taken[((message - self.flight.base) & mask) as usize].take()
+            });
             receives.put_back(taken.collect());
         }
         self.device = rc.pd.device.clone();
         self.chain = {
             let echo = echo(&rc, &places, &self.kept.inbox, &registered.inbox);
-            Chain::new(rc.inline, interval(self.out_log), echo)
+            Chain::new(rc.inline, interval(self.own.out_log), echo)
         };
-        (self.window.key, self.outbox_key) = (registered.window.lkey, registered.outbox.lkey);
+        (self.window.key, self.outbox.key) = (registered.window.lkey, registered.outbox.lkey);
         let address = self.connection.as_ref().and_then(Connection::address);
         self.watch = Some(Watch::new(&self.device, &gid, address, rc.names()));
         (self.rc, self.registered, self.gid, self.peer_places) = (Some(rc), Some(registered), gid, places);
         self.sources = sources;
-        (self.in_order, self.peer_events) = (agrees.in_order, agrees.peer_events);
+        self.agrees = agrees;
         for (key, mr) in regions {
-            if let Some(region) = self.regions.get_mut(&key) {
+            if let Some(region) = self.regions.own.get_mut(&key) {
                 (region.lkey, region.mr) = (mr.lkey, Some(mr));
             }
         }
-        self.base = accepted;
-        (self.sent, self.messages_done, self.completed) = (0, 0, 0);
-        self.last_wr.fill(0);
-        self.held.clear();
+        self.flight.base = accepted;
+        (self.flight.sent, self.flight.messages_done, self.flight.completed) = (0, 0, 0);
+        self.flight.last_wr.fill(0);
+        self.flight.held.clear();
         if !agrees.in_order {
-            self.held.reserve(self.last_wr.len());
+            self.flight.held.reserve(self.flight.last_wr.len());
         }
-        self.copies.rewind(accepted);
+        self.flight.copies.rewind(accepted);
         self.inbox.begin();
         (self.notifies_sent, self.receives_posted) = (0, agrees.granted + NOTIFIES as u64);
         // Receives that the peer was told of before are told again: the words are the same.
-        self.receives_told = self.receives_noted.saturating_sub(1 << self.rx_log);
-        self.receives_wr = 0;
+        self.receives.told = self.receives.noted.saturating_sub(1 << self.own.rx_log);
+        self.receives.wr = 0;
         (self.line, self.health, self.ending) = (Line::default(), Health::default(), Ending::Open);
         self.path = self.path.anew();
-        (self.publish_wr, self.peer_ended, self.fresh) = (0, 0, true);
+        (self.regions.wr, self.peer_ended, self.fresh) = (0, 0, true);
         self.live_since = self.now;
     }
 
     /// What has become of this end's regions since the peer was told of the next link. Entries that go come first: another
     /// region may have their places.
     fn publish_changes(&mut self) {
-        let changed = std::mem::take(&mut self.publish_later);
+        let changed = std::mem::take(&mut self.regions.later);
         let (stay, gone): (Vec<u32>, Vec<u32>) =
-            changed.into_iter().partition(|key| self.regions.contains_key(key));
+            changed.into_iter().partition(|key| self.regions.own.contains_key(key));
         for key in gone {
             self.publish(key, [0; REGION_WORDS]);
         }
         for key in stay {
-            let region = &self.regions[&key];
+            let region = &self.regions.own[&key];
             if let Some(mr) = &region.mr {
                 self.publish(key, region.what.entry(mr.rkey));
             }
@@ -338,8 +340,8 @@ impl Renew for VerbsLink {
             turn.made(made.is_ok(), self.now);
         }
         let made = made.map_err(here)?;
-        self.publish.clear();
-        self.publish_later.clear();
+        self.regions.due.clear();
+        self.regions.later.clear();
         let frame = self.told(&made);
         self.next = Next::Offered(made);
         Ok(Some(frame))
@@ -368,9 +370,9 @@ impl Renew for VerbsLink {
         };
         let ours = self.kept.end.offer(&made.rc, &made.sources, made.psn, made.told());
         let NextOffer { offer, regions } = theirs;
-        if self.peer_link_log.is_none() {
-            self.peer_link_log = Some(offer.link_log);
-            self.inbox = inbox(&self.kept, &self.peer_geometry, offer.link_log, self.imm);
+        if self.terms.peer_link_log.is_none() {
+            self.terms.peer_link_log = Some(offer.link_log);
+            self.inbox = inbox(&self.kept, &self.terms.peer_geometry, offer.link_log, self.terms.imm);
         }
         let (own, gid) = ours.way(&offer);
         made.gid = made.sources[own].entry.clone();
@@ -378,16 +380,17 @@ impl Renew for VerbsLink {
         // Before the peer can be live, and write entries there itself.
         regions.into_iter().for_each(|entry| self.inbox.tell_region(entry));
         let granted = self.line.granted();
-        let agrees = Agrees { in_order: agreed.in_order, peer_events: offer.events && self.imm, granted };
+        let agrees =
+            Agrees { in_order: agreed.in_order, peer_events: offer.events && self.terms.imm, granted };
         // Those of SENDs that were accepted are consumed.
-        let open = granted.saturating_sub(self.inbox.sends()).min(1 << self.rx_log) as u32;
+        let open = granted.saturating_sub(self.inbox.sends()).min(1 << self.own.rx_log) as u32;
         let ready = Ready {
             kept: self.kept.clone(),
             made,
             remote: PeerQp { number: offer.qp, psn: offer.psn, gid, lid: offer.lid },
             mtu: agreed.mtu,
             cm,
-            receives: if self.imm { open + NOTIFIES } else { 0 },
+            receives: if self.terms.imm { open + NOTIFIES } else { 0 },
         };
         // A thread that can't be had takes the objects along: the next attempt makes others.
         let answer = beside(&self.device, "the next RDMA link", move || ready.make())?;

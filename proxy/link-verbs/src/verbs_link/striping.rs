@@ -35,30 +35,30 @@ impl Rail for VerbsLink {
             self.flush()?;
         }
         // Nothing announces a record over a rail but the record itself, so it may have to wait for its payload.
-        let holds = !self.in_order && stripe.length > 0;
+        let holds = !self.agrees.in_order && stripe.length > 0;
         if stripe.length > 0 {
             self.post_part(stripe, record, holds)?;
         }
-        let (cursor, bytes) = (self.sent, slot_bytes(STRIPE_BYTES));
-        let index = cursor as usize & (self.last_wr.len() - 1);
+        let (cursor, bytes) = (self.flight.sent, slot_bytes(STRIPE_BYTES));
+        let index = cursor as usize & (self.flight.last_wr.len() - 1);
         let first = abi::PUSHGATE_PAGE as usize / 8 + index * SLOT_WORDS;
-        let lap = (lap_of(cursor, self.out_log) as u64) << abi::PUSHGATE_LAP_SHIFT;
-        for (word, value) in self.outbox[first..].iter().zip(words) {
+        let lap = (lap_of(cursor, self.own.out_log) as u64) << abi::PUSHGATE_LAP_SHIFT;
+        for (word, value) in self.outbox.words[first..].iter().zip(words) {
             word.store(value & abi::PUSHGATE_DATA_MASK | lap, Ordering::Relaxed);
         }
-        for (word, value) in self.outbox[first..][slot::COUNTS].iter().zip(self.line.counts()) {
+        for (word, value) in self.outbox.words[first..][slot::COUNTS].iter().zip(self.line.counts()) {
             word.store(value, Ordering::Relaxed);
         }
-        let outbox = &self.outbox[first..first + SLOT_WORDS];
-        slot::pack(outbox, &slot::stripe_bytes(stripe), cursor, self.out_log);
+        let outbox = &self.outbox.words[first..first + SLOT_WORDS];
+        slot::pack(outbox, &slot::stripe_bytes(stripe), cursor, self.own.out_log);
         if holds {
-            self.last_wr[index] = u64::MAX;
-            self.held.push_back(Held { cursor, payload: self.chain.written, bytes });
+            self.flight.last_wr[index] = u64::MAX;
+            self.flight.held.push_back(Held { cursor, payload: self.chain.written, bytes });
         } else {
             self.line.rode_along();
             self.post_record(cursor, bytes, None);
         }
-        self.sent += 1;
+        self.flight.sent += 1;
         permit.post();
         Ok(())
     }
@@ -99,7 +99,7 @@ impl VerbsLink {
             Remote { address: places.mirror + place, key: places.mirror_key }
         };
         let from = if r.has(Record::REGION) {
-            let region = self.regions.get_mut(&r.place).ok_or(LinkDown::RegionGone)?;
+            let region = self.regions.own.get_mut(&r.place).ok_or(LinkDown::RegionGone)?;
             let key = region.lkey;
             // This WRITE is the next one.
             region.used = self.chain.written + 1;
