@@ -14,7 +14,7 @@ use pushgate_driver_shim::record::{Record, RecordWords};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_engine::endpoint::Endpoint;
 use pushgate_link::{
-    Arrival, Link, LinkDown, OwnRegions, PeerCounts, PeerMemory, Receives, RegionSends, Waking,
+    Arrival, Link, LinkDown, OwnRegions, PeerCounts, PeerMemory, Receives, RegionSends, Telling, Waking,
 };
 
 const DOWN: LinkDown = LinkDown::Failed { cause: 4, by_peer: false };
@@ -41,14 +41,6 @@ impl Link for Failed {
         Ok(0)
     }
 
-    fn peer_counts(&self) -> PeerCounts {
-        PeerCounts::default()
-    }
-
-    fn peer_status(&self) -> u64 {
-        0
-    }
-
     fn poll_recv(&mut self, _: &mut RecordWords) -> Arrival {
         Arrival::Empty
     }
@@ -57,10 +49,6 @@ impl Link for Failed {
         false
     }
 
-    fn acknowledge(&mut self, _: PeerCounts) {}
-
-    fn set_status(&mut self, _: u64) {}
-
     fn notify(&mut self) -> Result<bool, LinkDown> {
         Ok(false)
     }
@@ -68,6 +56,20 @@ impl Link for Failed {
     fn check(&mut self, _: u64) -> Result<(), LinkDown> {
         Err(DOWN)
     }
+}
+
+impl Telling for Failed {
+    fn peer_counts(&self) -> PeerCounts {
+        PeerCounts::default()
+    }
+
+    fn peer_status(&self) -> u64 {
+        0
+    }
+
+    fn acknowledge(&mut self, _: PeerCounts) {}
+
+    fn set_status(&mut self, _: u64) {}
 }
 
 impl Receives for Failed {}

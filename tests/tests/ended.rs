@@ -24,7 +24,7 @@ use pushgate_engine::mover::{MoveError, Mover};
 use pushgate_link::local::{LocalLink, Processes};
 use pushgate_link::region::RegionMemory;
 use pushgate_link::{
-    Arrival, Link, LinkDown, OwnRegions, PeerCounts, PeerMemory, Receives, RegionSends, Waking,
+    Arrival, Link, LinkDown, OwnRegions, PeerCounts, PeerMemory, Receives, RegionSends, Telling, Waking,
 };
 
 const MIB: usize = 1 << 20;
@@ -114,10 +114,24 @@ impl Link for Watched {
         fn budget(&self) -> Budget;
         fn post_send(&mut self, permit: Permit<'_>, sequence: u64, r: &Record, w: &RecordWords) -> Result<(), LinkDown>;
         fn poll_send(&mut self, received: u64) -> Result<u32, LinkDown>;
-        fn peer_counts(&self) -> PeerCounts;
-        fn peer_status(&self) -> u64;
         fn poll_recv(&mut self, words: &mut RecordWords) -> Arrival;
         fn has_inbound(&self) -> bool;
+    );
+
+    fn stopped(&mut self, _: u64) -> bool {
+        !self.works.load(Ordering::Acquire)
+    }
+
+    fn notify(&mut self) -> Result<bool, LinkDown> {
+        self.look();
+        self.qp.notify()
+    }
+}
+
+impl Telling for Watched {
+    pushgate_link::forward_to!(qp;
+        fn peer_counts(&self) -> PeerCounts;
+        fn peer_status(&self) -> u64;
         fn acknowledge(&mut self, counts: PeerCounts);
     );
 
@@ -129,15 +143,6 @@ impl Link for Watched {
     fn leave(&mut self) {
         self.look();
         self.qp.leave();
-    }
-
-    fn stopped(&mut self, _: u64) -> bool {
-        !self.works.load(Ordering::Acquire)
-    }
-
-    fn notify(&mut self) -> Result<bool, LinkDown> {
-        self.look();
-        self.qp.notify()
     }
 }
 

@@ -16,7 +16,7 @@ use pushgate_engine::endpoint::{Endpoint, QpOptions};
 use pushgate_engine::mover::{MoveError, Mover};
 use pushgate_link::region::RegionMemory;
 use pushgate_link::{
-    Arrival, Link, LinkDown, OwnRegions, PeerCounts, PeerMemory, Receives, RegionSends, Waking,
+    Arrival, Link, LinkDown, OwnRegions, PeerCounts, PeerMemory, Receives, RegionSends, Telling, Waking,
 };
 
 const DEVICE: u64 = 0x7000_0000_0000;
@@ -49,14 +49,6 @@ impl Link for Placing {
         Ok(0)
     }
 
-    fn peer_counts(&self) -> PeerCounts {
-        PeerCounts::default()
-    }
-
-    fn peer_status(&self) -> u64 {
-        0
-    }
-
     fn poll_recv(&mut self, words: &mut RecordWords) -> Arrival {
         let Some(record) = self.records.lock().unwrap().pop_front() else { return Arrival::Empty };
         *words = record.encode(0);
@@ -67,13 +59,23 @@ impl Link for Placing {
         !self.records.lock().unwrap().is_empty()
     }
 
-    fn acknowledge(&mut self, _: PeerCounts) {}
-
-    fn set_status(&mut self, _: u64) {}
-
     fn notify(&mut self) -> Result<bool, LinkDown> {
         Ok(false)
     }
+}
+
+impl Telling for Placing {
+    fn peer_counts(&self) -> PeerCounts {
+        PeerCounts::default()
+    }
+
+    fn peer_status(&self) -> u64 {
+        0
+    }
+
+    fn acknowledge(&mut self, _: PeerCounts) {}
+
+    fn set_status(&mut self, _: u64) {}
 }
 
 impl Receives for Placing {

@@ -20,7 +20,7 @@ use pushgate_driver_shim::record::{Record, RecordWords};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_link::memory::Mapped;
 use pushgate_link::receives::PeerReceives;
-use pushgate_link::{Arrival, Link, LinkDown, PeerCounts, Renew, Waking};
+use pushgate_link::{Arrival, Link, LinkDown, PeerCounts, Renew, Telling, Waking};
 
 use super::inbox::Inbox;
 use super::incoming::Incoming;
@@ -534,26 +534,6 @@ impl Link for TcpLink {
     }
 
     #[inline]
-    fn peer_counts(&self) -> PeerCounts {
-        // What the peer has counts once the wire reads it no more: the program may write there then. Counts that can't be go by
-        // as they are, and end the session.
-        let PeerCounts { released, received, granted } = self.inbox.counts;
-        let settled = |word: u64| {
-            let count = word & abi::PUSHGATE_COUNT_MASK;
-            if count <= self.flight.base + self.flight.sent && !pushgate_core::planted!(P5Settled) {
-                word - count + count.min(self.flight.settled)
-            } else {
-                word
-            }
-        };
-        PeerCounts { released: settled(released), received: settled(received), granted }
-    }
-
-    fn peer_status(&self) -> u64 {
-        self.inbox.status
-    }
-
-    #[inline]
     fn poll_recv(&mut self, words: &mut RecordWords) -> Arrival {
         let mut rounds = 0;
         loop {
@@ -564,29 +544,8 @@ impl Link for TcpLink {
         }
     }
 
-    /// The inbox has room for as many messages as the peer may have in flight.
-    fn hear(&mut self) -> bool {
-        (0..ROUNDS).take_while(|_| self.pump_in()).count() > 0
-    }
-
     fn has_inbound(&self) -> bool {
         self.inbox.is_ready()
-    }
-
-    #[inline]
-    fn acknowledge(&mut self, counts: PeerCounts) {
-        self.news.counts = counts;
-        self.news.counts_due = true;
-    }
-
-    fn set_status(&mut self, word: u64) {
-        (self.news.status, self.news.status_due) = (word, true);
-        // Nobody waits for these any more.
-        self.outgoing.forget();
-    }
-
-    fn leave(&mut self) {
-        self.news.leave_due = true;
     }
 
     fn stopped(&mut self, now: u64) -> bool {
@@ -597,11 +556,6 @@ impl Link for TcpLink {
 
     fn renews(&mut self) -> Option<&mut dyn Renew> {
         self.terms.recovers.then_some(self)
-    }
-
-    #[inline]
-    fn owes(&self) -> bool {
-        (self.news.counts_due || self.has_news() || !self.outgoing.is_empty()) && self.wire.is_some()
     }
 
     #[inline]
@@ -628,6 +582,54 @@ impl Link for TcpLink {
             self.broke("some streams of the link ended", &std::io::ErrorKind::UnexpectedEof.into());
         }
         self.healthy()
+    }
+}
+
+impl Telling for TcpLink {
+    #[inline]
+    fn peer_counts(&self) -> PeerCounts {
+        // What the peer has counts once the wire reads it no more: the program may write there then. Counts that can't be go by
+        // as they are, and end the session.
+        let PeerCounts { released, received, granted } = self.inbox.counts;
+        let settled = |word: u64| {
+            let count = word & abi::PUSHGATE_COUNT_MASK;
+            if count <= self.flight.base + self.flight.sent && !pushgate_core::planted!(P5Settled) {
+                word - count + count.min(self.flight.settled)
+            } else {
+                word
+            }
+        };
+        PeerCounts { released: settled(released), received: settled(received), granted }
+    }
+
+    fn peer_status(&self) -> u64 {
+        self.inbox.status
+    }
+
+    /// The inbox has room for as many messages as the peer may have in flight.
+    fn hear(&mut self) -> bool {
+        (0..ROUNDS).take_while(|_| self.pump_in()).count() > 0
+    }
+
+    #[inline]
+    fn acknowledge(&mut self, counts: PeerCounts) {
+        self.news.counts = counts;
+        self.news.counts_due = true;
+    }
+
+    fn set_status(&mut self, word: u64) {
+        (self.news.status, self.news.status_due) = (word, true);
+        // Nobody waits for these any more.
+        self.outgoing.forget();
+    }
+
+    fn leave(&mut self) {
+        self.news.leave_due = true;
+    }
+
+    #[inline]
+    fn owes(&self) -> bool {
+        (self.news.counts_due || self.has_news() || !self.outgoing.is_empty()) && self.wire.is_some()
     }
 }
 

@@ -134,7 +134,7 @@ pub enum StripeArrival {
 }
 
 /// A reliable, ordered way to one peer. Belongs to one engine thread; no call blocks.
-pub trait Link: Receives + OwnRegions + PeerMemory + Waking + Send {
+pub trait Link: Telling + Receives + OwnRegions + PeerMemory + Waking + Send {
     /// "local" or "verbs".
     fn name(&self) -> &'static str;
 
@@ -161,12 +161,6 @@ pub trait Link: Receives + OwnRegions + PeerMemory + Waking + Send {
     /// completions of their own.
     fn poll_send(&mut self, received: u64) -> Result<u32, LinkDown>;
 
-    /// The peer's counts, as seen last.
-    fn peer_counts(&self) -> PeerCounts;
-
-    /// The peer's status word, over this link or over the next one that this end is ready for.
-    fn peer_status(&self) -> u64;
-
     /// Takes the next inbound record into `words`, if there is one.
     fn poll_recv(&mut self, words: &mut RecordWords) -> Arrival;
 
@@ -179,23 +173,8 @@ pub trait Link: Receives + OwnRegions + PeerMemory + Waking + Send {
     /// Asks for what the next turn needs of memory that the link only points to, ahead of that turn.
     fn prefetch(&self) {}
 
-    /// Takes in what the peer says while no message is taken, because one waits: counts, its end, and messages that come after. True
-    /// if anything came.
-    fn hear(&mut self) -> bool {
-        false
-    }
-
     /// Whether [`Link::poll_recv`] would find a record. Takes nothing.
     fn has_inbound(&self) -> bool;
-
-    /// Publishes this end's counts to the peer: words of epoch and count.
-    fn acknowledge(&mut self, counts: PeerCounts);
-
-    /// Publishes how this end ended.
-    fn set_status(&mut self, word: u64);
-
-    /// Tells the peer that this end leaves in order: the peer need not expect more.
-    fn leave(&mut self) {}
 
     /// Stops all that was posted, once the peer was told of the end or can't be told. True when nothing of the link can
     /// read or write memory of this end any more. Asked again and again until then; nothing is posted meanwhile. Bounded:
@@ -207,6 +186,11 @@ pub trait Link: Receives + OwnRegions + PeerMemory + Waking + Send {
     /// What makes the next link in place of this one once this one has broken; `None` for a link whose end is the
     /// session's.
     fn renews(&mut self) -> Option<&mut dyn Renew> {
+        None
+    }
+
+    /// What several links that are one answer beside; `None` for a single link.
+    fn several(&mut self) -> Option<&mut dyn Several> {
         None
     }
 
@@ -222,23 +206,6 @@ pub trait Link: Receives + OwnRegions + PeerMemory + Waking + Send {
         None
     }
 
-    /// Where several links are one: breaks one of those that carry, if one does, for tests and fault injection. False where the
-    /// link is a single one.
-    fn break_one(&mut self) -> bool {
-        false
-    }
-
-    /// Where several links are one: links that took the place of one that broke, since the last call.
-    fn rejoined(&mut self) -> u64 {
-        0
-    }
-
-    /// Whether something that the peer is to be told, or that is to be sent, waits for the next passes. They should come soon, whether
-    /// there is other work or not.
-    fn owes(&self) -> bool {
-        false
-    }
-
     /// Called at the end of each pass: what was posted or acknowledged goes out. True if that rang the peer awake.
     fn notify(&mut self) -> Result<bool, LinkDown>;
 
@@ -251,6 +218,45 @@ pub trait Link: Receives + OwnRegions + PeerMemory + Waking + Send {
     fn bounced(&self) -> (u64, u64) {
         (0, 0)
     }
+}
+
+/// What the ends tell each other beside messages: counts, and how an end has ended.
+pub trait Telling {
+    /// The peer's counts, as seen last.
+    fn peer_counts(&self) -> PeerCounts;
+
+    /// The peer's status word, over this link or over the next one that this end is ready for.
+    fn peer_status(&self) -> u64;
+
+    /// Takes in what the peer says while no message is taken, because one waits: counts, its end, and messages that come after. True
+    /// if anything came.
+    fn hear(&mut self) -> bool {
+        false
+    }
+
+    /// Publishes this end's counts to the peer: words of epoch and count.
+    fn acknowledge(&mut self, counts: PeerCounts);
+
+    /// Publishes how this end ended.
+    fn set_status(&mut self, word: u64);
+
+    /// Tells the peer that this end leaves in order: the peer need not expect more.
+    fn leave(&mut self) {}
+
+    /// Whether something that the peer is to be told, or that is to be sent, waits for the next passes. They should come soon, whether
+    /// there is other work or not.
+    fn owes(&self) -> bool {
+        false
+    }
+}
+
+/// Several links that are one.
+pub trait Several {
+    /// Breaks one of those that carry, if one does, for tests and fault injection.
+    fn break_one(&mut self) -> bool;
+
+    /// Links that took the place of one that broke, since the last call.
+    fn rejoined(&mut self) -> u64;
 }
 
 /// A link that carries stripes of messages beside other links of the same session (`Rails` of `pushgate-engine`), and is made anew

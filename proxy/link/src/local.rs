@@ -26,6 +26,7 @@ use super::{
     Arrival, Link, LinkDown, OwnRegions, PeerCounts, PeerMemory, PeerProcess, Receives, RegionSends, Renew,
     Waking, process_memory,
 };
+use crate::Telling;
 use crate::memory::Mapped;
 use crate::region::RegionMemory;
 use crate::ring::Found;
@@ -202,19 +203,6 @@ impl Link for LocalLink {
     }
 
     #[inline]
-    fn peer_counts(&self) -> PeerCounts {
-        self.peer.counts()
-    }
-
-    #[inline]
-    fn peer_status(&self) -> u64 {
-        match self.peer.status() {
-            0 => self.next.peer_status(),
-            status => status,
-        }
-    }
-
-    #[inline]
     fn poll_recv(&mut self, words: &mut RecordWords) -> Arrival {
         if !self.probed {
             self.probe();
@@ -243,19 +231,6 @@ impl Link for LocalLink {
             || self.peer.look_into(self.inbound, &mut [0; 8]) != Found::Empty
     }
 
-    #[inline]
-    fn acknowledge(&mut self, counts: PeerCounts) {
-        self.own.counts(counts);
-        self.dirty = true;
-    }
-
-    fn set_status(&mut self, word: u64) {
-        self.own.status(word);
-        // The peer may look at the next link already.
-        self.next.set_status(word);
-        self.dirty = true;
-    }
-
     fn renews(&mut self) -> Option<&mut dyn Renew> {
         Some(self)
     }
@@ -272,6 +247,34 @@ impl Link for LocalLink {
             }
             _ => false,
         })
+    }
+}
+
+impl Telling for LocalLink {
+    #[inline]
+    fn peer_counts(&self) -> PeerCounts {
+        self.peer.counts()
+    }
+
+    #[inline]
+    fn peer_status(&self) -> u64 {
+        match self.peer.status() {
+            0 => self.next.peer_status(),
+            status => status,
+        }
+    }
+
+    #[inline]
+    fn acknowledge(&mut self, counts: PeerCounts) {
+        self.own.counts(counts);
+        self.dirty = true;
+    }
+
+    fn set_status(&mut self, word: u64) {
+        self.own.status(word);
+        // The peer may look at the next link already.
+        self.next.set_status(word);
+        self.dirty = true;
     }
 }
 

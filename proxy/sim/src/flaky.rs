@@ -19,7 +19,7 @@ use pushgate_link::frame::Frame;
 use pushgate_link::region::RegionMemory;
 use pushgate_link::{
     Arrival, Link, LinkDown, OwnRegions, PeerCounts, PeerMemory, Receives, RegionSends, Renew, RenewError,
-    Waking,
+    Several, Telling, Waking,
 };
 
 /// Why a link of the simulator breaks.
@@ -147,11 +147,8 @@ impl Link for Flaky {
         fn name(&self) -> &'static str;
         fn budget(&self) -> Budget;
         fn has_inbound(&self) -> bool;
-        fn hear(&mut self) -> bool;
-        fn leave(&mut self);
         fn stopped(&mut self, now: u64) -> bool;
         fn bounced(&self) -> (u64, u64);
-        fn rejoined(&mut self) -> u64;
         fn number(&self) -> Option<u32>;
         fn number_of(&self, rail: usize) -> Option<u32>;
     );
@@ -175,19 +172,6 @@ impl Link for Flaky {
         self.inner.poll_send(received)
     }
 
-    fn peer_counts(&self) -> PeerCounts {
-        if self.holds_back(&self.control.old_counts) {
-            return self.heard.get();
-        }
-        let counts = self.inner.peer_counts();
-        self.heard.set(counts);
-        counts
-    }
-
-    fn peer_status(&self) -> u64 {
-        if self.is_silent() { 0 } else { self.inner.peer_status() }
-    }
-
     fn poll_recv(&mut self, words: &mut RecordWords) -> Arrival {
         if self.control.offered.load(Relaxed) {
             self.control.breaks_a_rule("it takes messages in while its link is replaced");
@@ -196,18 +180,6 @@ impl Link for Flaky {
             return Arrival::Empty;
         }
         self.inner.poll_recv(words)
-    }
-
-    fn acknowledge(&mut self, counts: PeerCounts) {
-        if !self.is_silent() {
-            self.inner.acknowledge(counts);
-        }
-    }
-
-    fn set_status(&mut self, word: u64) {
-        if !self.is_silent() {
-            self.inner.set_status(word);
-        }
     }
 
     fn notify(&mut self) -> Result<bool, LinkDown> {
@@ -226,6 +198,52 @@ impl Link for Flaky {
     fn renews(&mut self) -> Option<&mut dyn Renew> {
         self.inner.renews()?;
         Some(self)
+    }
+
+    fn several(&mut self) -> Option<&mut dyn Several> {
+        Some(self)
+    }
+}
+
+impl Telling for Flaky {
+    pushgate_link::forward_to!(inner;
+        fn hear(&mut self) -> bool;
+        fn leave(&mut self);
+    );
+
+    fn peer_counts(&self) -> PeerCounts {
+        if self.holds_back(&self.control.old_counts) {
+            return self.heard.get();
+        }
+        let counts = self.inner.peer_counts();
+        self.heard.set(counts);
+        counts
+    }
+
+    fn peer_status(&self) -> u64 {
+        if self.is_silent() { 0 } else { self.inner.peer_status() }
+    }
+
+    fn acknowledge(&mut self, counts: PeerCounts) {
+        if !self.is_silent() {
+            self.inner.acknowledge(counts);
+        }
+    }
+
+    fn set_status(&mut self, word: u64) {
+        if !self.is_silent() {
+            self.inner.set_status(word);
+        }
+    }
+}
+
+impl Several for Flaky {
+    fn break_one(&mut self) -> bool {
+        false
+    }
+
+    fn rejoined(&mut self) -> u64 {
+        self.inner.several().map_or(0, |links| links.rejoined())
     }
 }
 

@@ -8,7 +8,7 @@ use pushgate_core::gate::{Budget, Permit};
 use pushgate_driver_shim::record::{Record, RecordWords};
 use pushgate_link::region::RegionMemory;
 use pushgate_link::{
-    Arrival, Link, LinkDown, OwnRegions, PeerCounts, PeerMemory, Receives, RegionSends, Waking,
+    Arrival, Link, LinkDown, OwnRegions, PeerCounts, PeerMemory, Receives, RegionSends, Telling, Waking,
 };
 
 /// One end of a queue pair, whose link a test holds as well.
@@ -58,36 +58,12 @@ impl<W: Wire> Link for Settled<W> {
         self.qp().poll_send(received)
     }
 
-    fn peer_counts(&self) -> PeerCounts {
-        self.qp().peer_counts()
-    }
-
-    fn peer_status(&self) -> u64 {
-        self.qp().peer_status()
-    }
-
     fn poll_recv(&mut self, words: &mut RecordWords) -> Arrival {
         self.qp().poll_recv(words)
     }
 
-    fn hear(&mut self) -> bool {
-        self.qp().hear()
-    }
-
     fn has_inbound(&self) -> bool {
         self.qp().has_inbound()
-    }
-
-    fn acknowledge(&mut self, counts: PeerCounts) {
-        self.qp().acknowledge(counts);
-    }
-
-    fn set_status(&mut self, word: u64) {
-        self.qp().set_status(word);
-    }
-
-    fn leave(&mut self) {
-        self.qp().leave();
     }
 
     fn stopped(&mut self, now: u64) -> bool {
@@ -103,6 +79,32 @@ impl<W: Wire> Link for Settled<W> {
 
     fn check(&mut self, now: u64) -> Result<(), LinkDown> {
         self.qp().check(now)
+    }
+}
+
+impl<W: Wire> Telling for Settled<W> {
+    fn peer_counts(&self) -> PeerCounts {
+        self.qp().peer_counts()
+    }
+
+    fn peer_status(&self) -> u64 {
+        self.qp().peer_status()
+    }
+
+    fn hear(&mut self) -> bool {
+        self.qp().hear()
+    }
+
+    fn acknowledge(&mut self, counts: PeerCounts) {
+        self.qp().acknowledge(counts);
+    }
+
+    fn set_status(&mut self, word: u64) {
+        self.qp().set_status(word);
+    }
+
+    fn leave(&mut self) {
+        self.qp().leave();
     }
 }
 

@@ -400,7 +400,7 @@ impl Endpoint {
             return;
         }
         self.inbound.tick(now);
-        self.counters.recovered += self.here.qp.rejoined();
+        self.counters.recovered += self.here.qp.several().map_or(0, |links| links.rejoined());
         if let Err(down) = self.here.qp.check(now) {
             self.broke(down);
             return;

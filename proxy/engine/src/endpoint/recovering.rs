@@ -85,7 +85,7 @@ impl Endpoint {
     /// Breaks the link of this end, or one of its rails. True if another one is to take its place. For tests and fault injection.
     #[cold]
     pub fn break_link(&mut self) -> bool {
-        if self.stands == Stands::Live && self.here.qp.break_one() {
+        if self.stands == Stands::Live && self.here.qp.several().is_some_and(|links| links.break_one()) {
             return true;
         }
         if self.stands == Stands::Live {

@@ -12,7 +12,8 @@ use pushgate_driver_shim::limited;
 use pushgate_driver_shim::record::{Opcode, Record, RecordWords};
 use pushgate_link::region::RegionMemory;
 use pushgate_link::{
-    Arrival, Link, LinkDown, OwnRegions, PeerCounts, PeerMemory, Receives, RegionSends, Waking, crossing,
+    Arrival, Link, LinkDown, OwnRegions, PeerCounts, PeerMemory, Receives, RegionSends, Several, Telling,
+    Waking, crossing,
 };
 
 use super::{Held, Own, Rails};
@@ -96,16 +97,6 @@ impl Link for Rails {
         Ok(n as u32)
     }
 
-    fn peer_counts(&self) -> PeerCounts {
-        // Cumulative words: whichever rail told last, the greatest holds.
-        self.rails.iter().fold(self.heard, |counts, one| counts.greatest(one.link.peer_counts()))
-    }
-
-    fn peer_status(&self) -> u64 {
-        let over_links = self.receiving().map(|one| one.link.peer_status());
-        over_links.chain([self.beside.peer_status()]).find(|word| *word != 0).unwrap_or(0)
-    }
-
     fn poll_recv(&mut self, words: &mut RecordWords) -> Arrival {
         if !self.arriving.has_next() {
             for rail in 0..self.rails.len() {
@@ -128,22 +119,6 @@ impl Link for Rails {
         self.torn || self.arriving.has_next() || self.receiving().any(|one| one.link.has_inbound())
     }
 
-    fn acknowledge(&mut self, counts: PeerCounts) {
-        self.counts = counts;
-        self.live().for_each(|one| one.link.acknowledge(counts));
-    }
-
-    fn set_status(&mut self, word: u64) {
-        self.status = word;
-        self.live().for_each(|one| one.link.set_status(word));
-        self.beside.set_status(word);
-    }
-
-    fn leave(&mut self) {
-        self.left = true;
-        self.rails.iter_mut().for_each(|one| one.link.leave());
-    }
-
     fn stopped(&mut self, now: u64) -> bool {
         self.now = now;
         // All are asked: each goes on with its own end.
@@ -153,21 +128,6 @@ impl Link for Rails {
     #[cfg(feature = "sim")]
     fn number_of(&self, rail: usize) -> Option<u32> {
         self.rails.get(rail)?.link.number()
-    }
-
-    fn break_one(&mut self) -> bool {
-        let n = self.rails.len();
-        let up = (1..=n).map(|i| (self.broken + i) % n).find(|rail| self.sending.is_up(*rail));
-        if let Some(rail) = up {
-            self.broken = rail;
-            self.breaks(rail, LinkDown::Failed { cause: abi::PUSHGATE_DOWN_PORT, by_peer: false });
-        }
-        // While none carries, all are being replaced, and a break changes nothing.
-        true
-    }
-
-    fn rejoined(&mut self) -> u64 {
-        std::mem::take(&mut self.rejoined)
     }
 
     fn notify(&mut self) -> Result<bool, LinkDown> {
@@ -215,6 +175,55 @@ impl Link for Rails {
     fn bounced(&self) -> (u64, u64) {
         let each = self.rails.iter().map(|one| one.link.bounced());
         each.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+    }
+
+    fn several(&mut self) -> Option<&mut dyn Several> {
+        Some(self)
+    }
+}
+
+impl Telling for Rails {
+    fn peer_counts(&self) -> PeerCounts {
+        // Cumulative words: whichever rail told last, the greatest holds.
+        self.rails.iter().fold(self.heard, |counts, one| counts.greatest(one.link.peer_counts()))
+    }
+
+    fn peer_status(&self) -> u64 {
+        let over_links = self.receiving().map(|one| one.link.peer_status());
+        over_links.chain([self.beside.peer_status()]).find(|word| *word != 0).unwrap_or(0)
+    }
+
+    fn acknowledge(&mut self, counts: PeerCounts) {
+        self.counts = counts;
+        self.live().for_each(|one| one.link.acknowledge(counts));
+    }
+
+    fn set_status(&mut self, word: u64) {
+        self.status = word;
+        self.live().for_each(|one| one.link.set_status(word));
+        self.beside.set_status(word);
+    }
+
+    fn leave(&mut self) {
+        self.left = true;
+        self.rails.iter_mut().for_each(|one| one.link.leave());
+    }
+}
+
+impl Several for Rails {
+    fn break_one(&mut self) -> bool {
+        let n = self.rails.len();
+        let up = (1..=n).map(|i| (self.broken + i) % n).find(|rail| self.sending.is_up(*rail));
+        if let Some(rail) = up {
+            self.broken = rail;
+            self.breaks(rail, LinkDown::Failed { cause: abi::PUSHGATE_DOWN_PORT, by_peer: false });
+        }
+        // While none carries, all are being replaced, and a break changes nothing.
+        true
+    }
+
+    fn rejoined(&mut self) -> u64 {
+        std::mem::take(&mut self.rejoined)
     }
 }
 

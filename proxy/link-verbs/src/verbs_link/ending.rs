@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use pushgate_core::session::Status;
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::limited;
-use pushgate_link::Link;
+use pushgate_link::{Link, Telling};
 
 use super::super::sge::Remote;
 use super::super::{LAST_RECEIVE, LAST_SEND};

@@ -25,7 +25,7 @@ use pushgate_link::memory::Words;
 use pushgate_link::receives::PeerReceives;
 use pushgate_link::region::MAX_REGIONS;
 use pushgate_link::ring::Found;
-use pushgate_link::{Arrival, Link, LinkDown, PeerCounts, Renew, Waking};
+use pushgate_link::{Arrival, Link, LinkDown, PeerCounts, Renew, Telling, Waking};
 use pushgate_rdma_core_sys as sys;
 
 use self::ending::{Ending, LINGER};
@@ -510,18 +510,6 @@ impl Link for VerbsLink {
     }
 
     #[inline]
-    fn peer_counts(&self) -> PeerCounts {
-        self.inbox.counts()
-    }
-
-    fn peer_status(&self) -> u64 {
-        match self.inbox.status() {
-            0 => self.peer_ended,
-            status => status,
-        }
-    }
-
-    #[inline]
     fn poll_recv(&mut self, words: &mut RecordWords) -> Arrival {
         let mut found = self.inbox.look(words);
         if found == Found::Empty && self.terms.imm {
@@ -539,32 +527,6 @@ impl Link for VerbsLink {
 
     fn has_inbound(&self) -> bool {
         self.inbox.look(&mut [0; 8]) != Found::Empty
-    }
-
-    #[inline]
-    fn acknowledge(&mut self, counts: PeerCounts) {
-        self.line.acknowledge(counts);
-        // Before the messages of this pass, so that the messages wake a peer that waits for the receives.
-        if self.receives.told != self.receives.noted
-            && !self.health.is_deserted()
-            && self.chain.has_room(2 + CONTROL_WRS as usize)
-        {
-            self.tell_receives();
-        }
-        // A receive is there before the peer hears of it.
-        self.post_receives();
-    }
-
-    fn set_status(&mut self, word: u64) {
-        self.line.end(word);
-        // The peer shows nothing more.
-        self.flight.held.clear();
-    }
-
-    fn leave(&mut self) {
-        if !self.inbox.peer_left() && !self.health.has_failed() {
-            self.line.leave();
-        }
     }
 
     fn stopped(&mut self, now: u64) -> bool {
@@ -661,6 +623,46 @@ impl Link for VerbsLink {
             );
         }
         self.health.healthy()
+    }
+}
+
+impl Telling for VerbsLink {
+    #[inline]
+    fn peer_counts(&self) -> PeerCounts {
+        self.inbox.counts()
+    }
+
+    fn peer_status(&self) -> u64 {
+        match self.inbox.status() {
+            0 => self.peer_ended,
+            status => status,
+        }
+    }
+
+    #[inline]
+    fn acknowledge(&mut self, counts: PeerCounts) {
+        self.line.acknowledge(counts);
+        // Before the messages of this pass, so that the messages wake a peer that waits for the receives.
+        if self.receives.told != self.receives.noted
+            && !self.health.is_deserted()
+            && self.chain.has_room(2 + CONTROL_WRS as usize)
+        {
+            self.tell_receives();
+        }
+        // A receive is there before the peer hears of it.
+        self.post_receives();
+    }
+
+    fn set_status(&mut self, word: u64) {
+        self.line.end(word);
+        // The peer shows nothing more.
+        self.flight.held.clear();
+    }
+
+    fn leave(&mut self) {
+        if !self.inbox.peer_left() && !self.health.has_failed() {
+            self.line.leave();
+        }
     }
 }
 

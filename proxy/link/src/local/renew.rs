@@ -69,7 +69,7 @@ mod tests {
     use crate::local::Processes;
     use crate::memory::Mapped;
     use crate::region::RegionMemory;
-    use crate::{Arrival, Link, OwnRegions, PeerCounts};
+    use crate::{Arrival, Link, OwnRegions, PeerCounts, Telling};
     use pushgate_core::gate::{Gate, Need};
 
     const GEOMETRY: Geometry = Geometry {

@@ -16,7 +16,7 @@ use pushgate_link::memory::Mapped;
 use pushgate_link::region::RegionMemory;
 use pushgate_link::{
     Arrival, Link, LinkDown, OwnRegions, PeerCounts, PeerMemory, Rail, Receives, RegionSends, Renew,
-    RenewError, StripeArrival, Waking,
+    RenewError, StripeArrival, Telling, Waking,
 };
 
 use super::{Flying, Lane, Memory, State, Wires};
@@ -361,28 +361,12 @@ impl Link for SimRail {
         Ok(new as u32)
     }
 
-    fn peer_counts(&self) -> PeerCounts {
-        self.heard(|lane| lane.counts)
-    }
-
-    fn peer_status(&self) -> u64 {
-        self.heard(|lane| lane.status)
-    }
-
     fn poll_recv(&mut self, _: &mut RecordWords) -> Arrival {
         Arrival::Empty
     }
 
     fn has_inbound(&self) -> bool {
         self.heard(|lane| !lane.ready.is_empty())
-    }
-
-    fn acknowledge(&mut self, counts: PeerCounts) {
-        self.tell(|lane| lane.counts = counts);
-    }
-
-    fn set_status(&mut self, word: u64) {
-        self.tell(|lane| lane.status = word);
     }
 
     fn stopped(&mut self, now: u64) -> bool {
@@ -399,6 +383,24 @@ impl Link for SimRail {
 
     fn check(&mut self, _now: u64) -> Result<(), LinkDown> {
         self.call(|_| ())
+    }
+}
+
+impl Telling for SimRail {
+    fn peer_counts(&self) -> PeerCounts {
+        self.heard(|lane| lane.counts)
+    }
+
+    fn peer_status(&self) -> u64 {
+        self.heard(|lane| lane.status)
+    }
+
+    fn acknowledge(&mut self, counts: PeerCounts) {
+        self.tell(|lane| lane.counts = counts);
+    }
+
+    fn set_status(&mut self, word: u64) {
+        self.tell(|lane| lane.status = word);
     }
 }
 
