@@ -47,7 +47,11 @@ fn leave(f: impl FnOnce()) -> ! {
         let _ = rustix::io::write(std::io::stderr(), format!("in a child: {panic}\n").as_bytes());
     }));
     let well = catch_unwind(AssertUnwindSafe(f)).is_ok();
-    std::process::exit(if well { 0 } else { 1 })
+    unsafe extern "C" {
+        safe fn exit(status: std::ffi::c_int) -> !;
+    }
+    // Rust's own exit waits for a lock of the standard library that another thread may have held when this process was forked.
+    exit(if well { 0 } else { 1 })
 }
 
 impl Child {

@@ -135,10 +135,15 @@ const KILLS: usize = 10;
 
 /// Runs this kernel of recovering.cu on both ranks, and calls `kill` [`KILLS`] times meanwhile.
 fn run(kernel: &str, ranks: &[Rank; 2], mut kill: impl FnMut(usize)) {
-    const ROUNDS: u64 = 20_000;
+    // More than the kernels make until the last kill. With a core for each thread a round takes a few microseconds.
+    let all_rounds: u64 = if std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 4) {
+        400_000
+    } else {
+        20_000
+    };
     // The kernel `posted` has its own buffers, and sends one message more.
     let posted = kernel == "posted";
-    let (bytes, rounds_done) = if posted { (8 + 17 * 75 * 8, ROUNDS + 1) } else { (8, ROUNDS) };
+    let (bytes, rounds_done) = if posted { (8 + 17 * 75 * 8, all_rounds + 1) } else { (8, all_rounds) };
     let text = include_str!("recovering.cu");
     let parts = ranks.each_ref().map(|(_, context, qp)| {
         let region = context.shared("churn", bytes).unwrap();
@@ -153,7 +158,7 @@ fn run(kernel: &str, ranks: &[Rank; 2], mut kill: impl FnMut(usize)) {
             qp: qps.addr(),
             region: region.device_addr(),
             out: out.addr(),
-            rounds: ROUNDS,
+            rounds: all_rounds,
             rkey: parts[if posted { i } else { 1 - i }].1.key(),
             rank: i as u32,
         };
