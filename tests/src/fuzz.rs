@@ -290,6 +290,8 @@ fn change(input: &mut Vec<u8>, kept: &[Vec<u8>], bound: usize, random: &mut Rand
         }
     }
     input.truncate(bound);
+    // The stretches of a batch's inputs would count as memory of the target.
+    input.shrink_to(bound);
 }
 
 /// How to try an input again.
