@@ -9,7 +9,7 @@ use pushgate_link_verbs::PortState;
 use serde::{Deserialize, Serialize};
 
 use crate::read::files::binary;
-use crate::readings::{Dcb, Nccl, Opened, RdmaCm, Read, Readings, Wants};
+use crate::readings::{Dcb, GPU, Nccl, Opened, RdmaCm, Read, Readings, Wants};
 use crate::stand_ins::StandIns;
 
 /// The file in an archive's folder that holds what is no file on the host.
@@ -41,6 +41,9 @@ pub struct Answers {
     /// Earlier releases say nothing.
     #[serde(default)]
     compute_modes: Read<Vec<u32>>,
+    /// `PCI_WR_ORDERING`, by device. Earlier releases say nothing.
+    #[serde(default)]
+    write_ordering: BTreeMap<String, Read<String>>,
 }
 
 /// [`PortState`], as the file has it.
@@ -119,6 +122,9 @@ impl Answers {
         r.rdma_cm = self.rdma_cm.clone().unwrap_or_default();
         r.nccl = self.nccl.clone();
         r.gpu.compute_modes = self.compute_modes.clone();
+        for function in &mut r.pci {
+            function.write_ordering = self.write_ordering.get(&function.what).cloned().unwrap_or_default();
+        }
     }
 
     /// The answers in `readings`, for an archive.
@@ -188,6 +194,9 @@ impl Answers {
                 }),
             },
             compute_modes: stand.read(&r.gpu.compute_modes),
+            write_ordering: (r.pci.iter().filter(|function| function.what != GPU))
+                .map(|function| (stand.name(&function.what), stand.read(&function.write_ordering)))
+                .collect(),
         }
     }
 }

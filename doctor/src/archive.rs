@@ -19,7 +19,7 @@ use pushgate_link_verbs::gid::{GidEntry, GidType};
 use crate::answers::{ANSWERS, Answers};
 use crate::read::files::{UNREADABLE, binary, names};
 use crate::read::{Roots, host};
-use crate::readings::{Read, Readings};
+use crate::readings::{GPU, Read, Readings};
 use crate::stand_ins::StandIns;
 
 /// The folder that an archive unpacks to.
@@ -195,6 +195,11 @@ impl Pack<'_> {
                 for file in ["state", "phys_state", "link_layer", "rate", "lid"] {
                     self.file(&format!("{at}/{file}"), all);
                 }
+                for name in port.errors.iter().map(|(name, _)| name) {
+                    for folder in ["counters", "hw_counters"] {
+                        self.file(&format!("{at}/{folder}/{name}"), all);
+                    }
+                }
                 for (place, _) in &port.pkeys {
                     self.file(&format!("{at}/pkeys/{place}"), all);
                 }
@@ -250,6 +255,12 @@ impl Pack<'_> {
                 let link = format!("{at}/driver");
                 let target = relative(&link, &format!("sys/bus/pci/drivers/{name}"));
                 self.put(link, Entry::Link(target));
+            }
+            if let Read::Is(bytes) = binary(&self.root.join(&at).join("config"))
+                && function.what != GPU
+            {
+                let config = express_alone(&bytes);
+                self.put(format!("{at}/config"), Entry::File(config));
             }
             for bridge in &function.bridges {
                 let Some(at) = self.follow(&format!("sys/bus/pci/devices/{}", bridge.address)) else {
@@ -439,6 +450,27 @@ fn relative(link: &str, to: &str) -> String {
     let up = std::iter::repeat_n("..", folder.len() - common);
     let path: Vec<&str> = up.chain(to[common..].iter().copied()).collect();
     if path.is_empty() { ".".into() } else { path.join("/") }
+}
+
+/// The first 256 bytes of a configuration space with nothing in them but the PCI Express capability and the way to it. Numbers that tell one
+/// device from another lie elsewhere.
+fn express_alone(bytes: &[u8]) -> Vec<u8> {
+    /// Status, header type and the beginning of the list (PCI, "Type 0/1 Configuration Space Header").
+    const HEADER: [(usize, usize); 4] = [(0, 4), (0x6, 2), (0xe, 1), (0x34, 1)];
+    const EXPRESS: (u8, usize) = (0x10, 0x3c);
+    let mut kept = vec![0; bytes.len().min(256)];
+    let mut copy = |from: usize, length: usize| {
+        let length = length.min(bytes.len().min(256).saturating_sub(from));
+        kept[from..from + length].copy_from_slice(&bytes[from..from + length]);
+    };
+    HEADER.into_iter().for_each(|(from, length)| copy(from, length));
+    let mut at = usize::from(bytes.get(0x34).copied().unwrap_or(0) & !3);
+    for _ in 0..48 {
+        let Some([id, next]) = bytes.get(at..at + 2).filter(|_| (0x40..0xfe).contains(&at)) else { break };
+        copy(at, if *id == EXPRESS.0 { EXPRESS.1 } else { 2 });
+        at = usize::from(next & !3);
+    }
+    kept
 }
 
 /// A configuration space with nothing but the heads of extended capabilities and the ACS registers: other

@@ -264,6 +264,8 @@ pub struct RdmaPort {
     pub pkeys: Vec<(u16, u16)>,
     /// The port's network interface.
     pub netdev: Option<String>,
+    /// Errors that the port has counted since its driver was loaded, by the names of its files in sysfs. Those that are not 0.
+    pub errors: Vec<(String, u64)>,
     /// What libibverbs says.
     pub verbs: Read<PortState>,
 }
@@ -314,6 +316,10 @@ pub struct PciFunction {
     pub what: String,
     /// The type of the function's IOMMU group: `identity`, `DMA`, `DMA-FQ`.
     pub iommu: Read<String>,
+    /// The function may mark its packets relaxed-ordered; absent: it is not on PCI Express.
+    pub relaxed: Read<bool>,
+    /// `PCI_WR_ORDERING` of NVIDIA's firmware; absent: it is another vendor's, or mlxconfig is not there.
+    pub write_ordering: Read<String>,
     /// From the root to it.
     pub bridges: Vec<Bridge>,
 }

@@ -113,6 +113,7 @@ impl Host {
             }
         }
         host.write("sys/devices/pci0000:00/0000:00:01.0/config", &config(0x1d));
+        host.write("N/config", &express(0));
         for port in ["0000:02:00.0", "0000:02:01.0"] {
             host.write(&format!("{SWITCH}/{port}/config"), &config(0x1));
         }
@@ -238,6 +239,25 @@ fn config(control: u16) -> Vec<u8> {
     bytes[0x148..0x14c].copy_from_slice(&[0xd, 0, 1, 0]);
     bytes[0x14e..0x150].copy_from_slice(&control.to_le_bytes());
     bytes
+}
+
+/// Configuration space of the NIC, with PCI Express at 0x60 and this Device Control.
+fn express(control: u16) -> Vec<u8> {
+    let mut bytes = vec![0u8; 4096];
+    bytes[..4].copy_from_slice(&[0xb3, 0x15, 0x1d, 0x10]);
+    (bytes[0x6], bytes[0x34]) = (1 << 4, 0x60);
+    bytes[0x60..0x64].copy_from_slice(&[0x10, 0, 2, 0]);
+    bytes[0x68..0x6a].copy_from_slice(&control.to_le_bytes());
+    bytes
+}
+
+/// The NIC may mark its packets relaxed-ordered.
+fn relaxed(h: &mut Host) {
+    h.write("N/config", &express(1 << 4));
+}
+
+fn nic(r: &mut Readings) -> &mut pushgate_doctor::readings::PciFunction {
+    r.pci.iter_mut().find(|function| function.what == "mlx5_0").expect("the NIC")
 }
 
 /// What libibverbs, netlink, the module and NCCL say of that host.
@@ -494,6 +514,30 @@ cases! {
     };
 
     "rdma-gid" NotApplicable "iWARP" iwarp;
+    "rdma-pci-order" Passed "relaxed ordering is off" |_| {};
+    "rdma-pci-order" Passed "only registrations that ask for it are relaxed, unless" relaxed;
+    "rdma-pci-order" Passed "PCI_WR_ORDERING is per_mkey(0)" |h| {
+        relaxed(h);
+        h.live = |r| nic(r).write_ordering = Read::Is("per_mkey(0)".into());
+    };
+    "rdma-pci-order" Failed "mlxconfig -d 0000:03:00.0 set PCI_WR_ORDERING=per_mkey" |h| {
+        relaxed(h);
+        h.live = |r| nic(r).write_ordering = Read::Is("force_relax(1)".into());
+    };
+    "rdma-pci-order" Warned "a later write may reach memory before an earlier one" |h| {
+        relaxed(h);
+        h.wants.verbs = false;
+        h.live = |r| nic(r).write_ordering = Read::Is("force_relax(1)".into());
+    };
+    "rdma-pci-order" NotApplicable "has not ended" |h| {
+        relaxed(h);
+        h.live = |r| nic(r).write_ordering = Read::Unreadable("mlxconfig has not ended".into());
+    };
+    "rdma-pci-order" NotApplicable "64 bytes of configuration space" |h| h.write("N/config", &express(0)[..64]);
+    "rdma-pci-order" NotApplicable "no configuration space" |h| h.remove("N/config");
+    "rdma-pci-order" NotApplicable "a device in software" |h| h.write("N/infiniband/mlx5_0/parent", b"eth9\n");
+    "rdma-pci-order" NotApplicable "no RDMA device" no_rdma;
+
     "rdma-mtu" NotApplicable "iWARP" iwarp;
     "rdma-address" Passed "iWARP at fe80::ff:fe00:1, 10.1.2.3 of eth9" iwarp;
     "rdma-address" Failed "eth9 has no address" |h| {
@@ -647,6 +691,17 @@ cases! {
     "rdma-traffic-class" Passed "DSCP 26, ECN bits 2, priority 3 (by the APP table)" |h| h.wants.traffic_class = 106;
     "rdma-traffic-class" NotApplicable "credits" infiniband;
     "rdma-traffic-class" Warned "add this one" |h| h.wants.traffic_class = 32;
+
+    "rdma-counters" Passed "none since the driver was loaded" |h| {
+        h.write(&format!("{PORT}/counters/symbol_error"), b"0\n");
+        h.write(&format!("{PORT}/counters/port_xmit_data"), b"77\n");
+    };
+    "rdma-counters" Warned "since the driver was loaded: symbol_error 3, out_of_sequence 12" |h| {
+        h.write(&format!("{PORT}/counters/symbol_error"), b"3\n");
+        h.write(&format!("{PORT}/hw_counters/out_of_sequence"), b"12\n");
+        h.write(&format!("{PORT}/hw_counters/packet_seq_err"), b"garbage\n");
+    };
+    "rdma-counters" NotApplicable "no RDMA device" no_rdma;
 
     "memlock" Passed "no limit; systemd gives services infinity" |_| {};
     "memlock" Passed "no limit; systemd" |h| limits(h, "9223372036854775807");

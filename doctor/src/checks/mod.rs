@@ -1,11 +1,13 @@
 //! The checks: each a function of the readings, with its threshold and where that is from.
 
 pub mod address;
+pub mod counters;
 pub mod gpu;
 pub mod host;
 pub mod module;
 pub mod nccl;
 pub mod network;
+pub mod ordering;
 pub mod partition;
 pub mod pci;
 pub mod rdma;
@@ -64,10 +66,12 @@ checks! {
     "rdma-pkey", "an InfiniBand port is a full member of the partition", [Rdma], partition::pkey;
     "rdma-address", "the interface has the IP address that the GID stands for", [Rdma], rdma::address;
     "rdma-write-order", "whether RDMA WRITEs are known to be placed in order", [Rdma], rdma::write_order;
+    "rdma-pci-order", "an RDMA device's writes reach memory in their order", [Rdma, Pci, Gpu], ordering::pci;
     "rdma-mtu", "path MTU 4096, and an interface that allows it", [Rdma], network::mtu;
     "rdma-pfc", "pause frames for the priority of RDMA packets", [Rdma], network::pfc;
     "rdma-ecn", "congestion notification for that priority", [Rdma], network::ecn;
     "rdma-traffic-class", "which priority the traffic class stands for", [Rdma], network::traffic_class;
+    "rdma-counters", "ports have counted no lost or damaged packets", [Rdma], counters::errors;
     "memlock", "memory that may be locked, for registrations", [Rdma, Host], host::memlock;
     "cgroup", "room within the limits of the control group", [Rdma, Host], host::cgroup;
     "huge-pages", "2 MiB pages for windows", [Host], host::huge_pages;

@@ -3,6 +3,7 @@
 
 mod dcb;
 pub(crate) mod files;
+mod firmware;
 mod gpu;
 pub(crate) mod host;
 mod module;

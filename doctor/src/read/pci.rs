@@ -1,8 +1,11 @@
 //! GPUs and RDMA devices on PCI: IOMMU groups, and ACS of the bridges above them.
 
+use std::path::Path;
+
 use pushgate_topology::{Address, Read as Found};
 
 use super::files::{binary, names, text};
+use super::firmware;
 use super::gpu;
 use super::roots::Roots;
 use crate::readings::{Bridge, GPU, PciFunction, RdmaDevice, Read};
@@ -15,6 +18,14 @@ pub fn functions(roots: &Roots, rdma: &Read<Vec<RdmaDevice>>) -> Vec<PciFunction
             let folder = roots.sys.join("bus/pci/devices").join(&address);
             PciFunction {
                 iommu: text(&folder.join("iommu_group/type")),
+                relaxed: match what == GPU {
+                    true => Read::Absent,
+                    false => relaxed(&folder),
+                },
+                write_ordering: match roots.live && what != GPU {
+                    true => firmware::write_ordering(&folder, &address),
+                    false => Read::Absent,
+                },
                 bridges: bridges(roots, &address),
                 address,
                 what,
@@ -46,10 +57,10 @@ fn bridges(roots: &Roots, address: &str) -> Vec<Bridge> {
         .collect()
 }
 
-/// The ACS control register of a function's configuration space.
-fn control(config: &[u8]) -> Read<u16> {
-    match pushgate_topology::parse_config(config).acs {
-        Found::Is(acs) => Read::Is(acs.control),
+/// What a fact of a configuration space is missing for.
+fn missing<T>(found: Found<T>) -> Read<T> {
+    match found {
+        Found::Is(fact) => Read::Is(fact),
         Found::Absent => Read::Absent,
         Found::NeedsRoot => Read::Unreadable(
             "the kernel shows 64 bytes of configuration space to users that are not root".into(),
@@ -58,4 +69,20 @@ fn control(config: &[u8]) -> Read<u16> {
             Read::Unreadable("its configuration space makes no sense, or it does not answer".into())
         }
     }
+}
+
+/// Whether a function may mark its packets relaxed-ordered.
+fn relaxed(folder: &Path) -> Read<bool> {
+    match binary(&folder.join("config")) {
+        Read::Is(bytes) => {
+            missing(pushgate_topology::parse_config(&bytes).express).then(|e| Ok(e.relaxed_ordering))
+        }
+        Read::Absent => Read::Absent,
+        Read::Unreadable(why) => Read::Unreadable(why),
+    }
+}
+
+/// The ACS control register of a function's configuration space.
+fn control(config: &[u8]) -> Read<u16> {
+    missing(pushgate_topology::parse_config(config).acs).then(|acs| Ok(acs.control))
 }

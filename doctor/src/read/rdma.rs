@@ -12,6 +12,7 @@ use pushgate_topology::Address;
 use super::dcb::dcb;
 use super::files::{failed, names, number, text};
 use super::roots::Roots;
+use crate::checks::counters::ERRORS;
 use crate::readings::{Ecn, Netdev, RdmaCm, RdmaDevice, RdmaPort, Read, Wants};
 
 /// All devices by name and kind; the ports of those that the settings name, or of all. (A port may
@@ -98,6 +99,7 @@ fn port(roots: &Roots, device: &Path, name: &str, number: u8) -> RdmaPort {
         gids,
         pkeys: pkey::table(&folder),
         netdev,
+        errors: errors(&folder),
         verbs: match roots.live {
             true => {
                 Device::port_state(name, number).map_or_else(|e| Read::Unreadable(e.to_string()), Read::Is)
@@ -105,6 +107,15 @@ fn port(roots: &Roots, device: &Path, name: &str, number: u8) -> RdmaPort {
             false => Read::Absent,
         },
     }
+}
+
+/// Errors that a port has counted. What can't be read as a number counts nothing.
+fn errors(port: &Path) -> Vec<(String, u64)> {
+    let count = |name: &str| {
+        let files = ["counters", "hw_counters"].map(|folder| port.join(folder).join(name));
+        files.iter().filter_map(|file| number::<u64>(file).is().copied()).max().filter(|count| *count > 0)
+    };
+    ERRORS.iter().filter_map(|name| Some((name.to_string(), count(name)?))).collect()
 }
 
 pub fn netdevs(roots: &Roots, devices: &Read<Vec<RdmaDevice>>) -> BTreeMap<String, Netdev> {
