@@ -56,7 +56,7 @@ impl Cluster<'_> {
         }
         if q.controls[end].renewed.swap(false, Ordering::Relaxed) {
             q.look_at_next_link(end, endpoint.rdma_number());
-            self.progressed = self.now;
+            self.progress.at = self.now;
         }
         let mut any = false;
         let q = &mut self.qps[qp];
@@ -90,7 +90,7 @@ impl Cluster<'_> {
                     let exact = !matches!(q.carrier, Carrier::Verbs { .. } | Carrier::Tcp { .. });
                     out.see_gate(peer, head, flight, (gate.receives_left(), gate.granted()), exact)?;
                 }
-                self.log.mix(out.credit() << 32 | inward.seen as u64);
+                self.log.mix(out.credit() << 32 | inward.receiver.seen as u64);
             }
         }
         self.check_journal(qp, end)?;
@@ -201,7 +201,7 @@ impl Cluster<'_> {
         };
         if finished {
             q.finished = true;
-            self.unfinished -= 1;
+            self.progress.unfinished -= 1;
         }
     }
 

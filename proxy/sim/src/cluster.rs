@@ -74,34 +74,50 @@ pub(super) struct Cluster<'a> {
     pub(super) set_ups: Vec<SetUp>,
     /// Offers that were made.
     pub(super) attempts: u64,
-    pub(super) graves: Vec<Grave>,
     /// When each actor acts next: the nodes, the programs, the wires of rails, the set-ups, the RDMA device, the replay, the
     /// mesh.
     pub(super) next: Vec<u64>,
     pub(super) now: u64,
     pub(super) random: Random,
-    /// What becomes of engines that die.
-    pub(super) restarts: Random,
-    pub(super) restarted: u32,
+    pub(super) deaths: Deaths,
     pub(super) log: Log,
-    pub(super) posted: u64,
-    /// Messages that the programs mean to post.
-    pub(super) total: u64,
-    pub(super) faults: Vec<FaultPlan>,
-    pub(super) fired: u32,
-    /// Faults whose time has come, of queue pairs whose ends have not met.
-    pub(super) deferred: Vec<FaultPlan>,
+    pub(super) progress: Progress,
+    pub(super) faults: Faults,
     tells: Vec<Tell>,
     pub(super) broken: Broken,
     /// What engines have sent the other ends about their links: queue pairs, ends, frames.
     pub(super) sent: Arc<Mutex<Vec<(usize, usize, Frame)>>>,
     pub(super) next_retries: u64,
-    pub(super) progressed: u64,
-    /// Queue pairs, and the replay, that are not finished.
-    pub(super) unfinished: usize,
     /// When the first expected end is due.
     pub(super) due: u64,
     pub(super) verbs: bool,
+}
+
+/// Faults that break in.
+pub(super) struct Faults {
+    /// The last one first.
+    pub(super) planned: Vec<FaultPlan>,
+    pub(super) fired: u32,
+    /// Faults whose time has come, of queue pairs whose ends have not met.
+    pub(super) deferred: Vec<FaultPlan>,
+}
+
+/// Engines that die.
+pub(super) struct Deaths {
+    /// What becomes of them.
+    pub(super) random: Random,
+    pub(super) restarted: u32,
+    pub(super) graves: Vec<Grave>,
+}
+
+/// How far the run is.
+pub(super) struct Progress {
+    pub(super) posted: u64,
+    /// Messages that the programs mean to post.
+    pub(super) total: u64,
+    pub(super) at: u64,
+    /// Queue pairs, and the replay, that are not finished.
+    pub(super) unfinished: usize,
 }
 
 impl<'a> Cluster<'a> {
@@ -156,24 +172,17 @@ impl<'a> Cluster<'a> {
             replay,
             set_ups,
             attempts: 0,
-            graves: Vec::new(),
             next,
             now: 0,
             random,
-            restarts,
-            restarted: 0,
+            deaths: Deaths { random: restarts, restarted: 0, graves: Vec::new() },
             log: Log::new(prints),
-            posted: 0,
-            total: plan.messages().max(1),
-            faults,
-            fired,
-            deferred: Vec::new(),
+            progress: Progress { posted: 0, total: plan.messages().max(1), at: 0, unfinished },
+            faults: Faults { planned: faults, fired, deferred: Vec::new() },
             tells: Vec::new(),
             broken: Broken::default(),
             sent: Arc::default(),
             next_retries: RETRIES,
-            progressed: 0,
-            unfinished,
             due: NEVER,
             verbs,
             plan,
@@ -187,7 +196,7 @@ impl<'a> Cluster<'a> {
             steps: self.log.steps(),
             messages: self.qps.iter().flat_map(|qp| &qp.flows).map(|f| f.messages.len() as u64).sum::<u64>()
                 + self.replay.as_ref().map_or(0, |_| self.plan.replay.into()),
-            faults: self.fired + self.replay.as_ref().map_or(0, |r| (r.breaks > 0) as u32),
+            faults: self.faults.fired + self.replay.as_ref().map_or(0, |r| (r.breaks > 0) as u32),
             ranks: self.plan.ranks(),
             qps: self.qps.len() as u32,
             repeated,
@@ -197,7 +206,7 @@ impl<'a> Cluster<'a> {
                 Falls { links: sum.links + falls.links, stripes: sum.stripes + falls.stripes }
             }),
             recovered: self.nodes.iter().map(|n| n.counters().recovered).sum(),
-            restarted: self.restarted,
+            restarted: self.deaths.restarted,
             time: self.now,
             sleeps: self.nodes.iter().map(|n| n.counters().sleeps).sum(),
         }
@@ -205,7 +214,7 @@ impl<'a> Cluster<'a> {
 
     /// Runs until everything is finished, then takes it all down, at most `steps` events.
     pub(super) fn run(&mut self, steps: u64) -> Result<(), Violation> {
-        while self.unfinished > 0 {
+        while self.progress.unfinished > 0 {
             if self.log.steps() >= steps {
                 return Ok(());
             }
@@ -254,7 +263,7 @@ impl<'a> Cluster<'a> {
         }
         self.now = self.now.max(at);
         let now = self.now;
-        if now - self.progressed > BOUND {
+        if now - self.progress.at > BOUND {
             return Err(broken(7, format!("no progress for {} s: {}", BOUND / S, self.unfinished_state())));
         }
         if now > self.due {
@@ -348,11 +357,11 @@ impl<'a> Cluster<'a> {
         let replay = self.replay.as_mut().expect("it acts");
         let what = replay.step()?;
         self.log.event(self.now, what, 0, replay.breaks);
-        self.progressed = self.now;
+        self.progress.at = self.now;
         self.next[actor] = self.now + 300;
         if replay.is_finished() {
             self.next[actor] = NEVER;
-            self.unfinished -= 1;
+            self.progress.unfinished -= 1;
         }
         Ok(())
     }
@@ -458,7 +467,7 @@ impl<'a> Cluster<'a> {
                 self.try_start(qp);
             }
             if self.check_end(at, i)? {
-                self.progressed = self.now;
+                self.progress.at = self.now;
                 for program in [2 * qp + end, 2 * qp + 1 - end] {
                     self.attend(program);
                 }
@@ -514,7 +523,7 @@ impl<'a> Cluster<'a> {
             None => p.step(now, (out, inward), &q.sides[end])?,
         };
         self.log.event(now, program_name(did), at as u64, 0);
-        self.posted += (did == program::Did::Posted) as u64;
+        self.progress.posted += (did == program::Did::Posted) as u64;
         self.next[actor] = now + p.pause(did);
         let node = q.nodes[end];
         if did == program::Did::Nothing {
@@ -526,7 +535,7 @@ impl<'a> Cluster<'a> {
         if self.nodes[node].is_asleep() && self.nodes[node].hears() {
             self.rouse(node);
         }
-        self.progressed = now;
+        self.progress.at = now;
         self.must_sleep_well(node, None)
     }
 
@@ -672,7 +681,7 @@ mod tests {
         let (nic, rails) = (Sim::new(), std::array::from_fn(|_| Sim::new()));
         let mut cluster = Cluster::new(sleepy(), (&nic, &rails), false);
         let mut woken = 0;
-        while cluster.unfinished > 0 {
+        while cluster.progress.unfinished > 0 {
             let (asleep, slots) = (cluster.nodes[0].is_asleep(), cluster.programs[0].producer.slots());
             cluster.step().unwrap_or_else(|violation| panic!("{violation:?}"));
             if asleep && cluster.programs[0].producer.slots() == slots + 2 && !cluster.programs[0].owes {

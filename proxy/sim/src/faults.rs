@@ -20,11 +20,11 @@ use super::set_up::state::FAILED;
 impl Cluster<'_> {
     /// Faults whose time has come.
     pub(super) fn fire_faults(&mut self) {
-        while let Some(fault) = self.faults.last().copied() {
-            if self.posted * 1024 / self.total < fault.after as u64 {
+        while let Some(fault) = self.faults.planned.last().copied() {
+            if self.progress.posted * 1024 / self.progress.total < fault.after as u64 {
                 return;
             }
-            self.faults.pop();
+            self.faults.planned.pop();
             self.fire(fault);
         }
     }
@@ -36,11 +36,11 @@ impl Cluster<'_> {
             return;
         }
         if !self.qps[qp].started {
-            self.deferred.push(fault);
+            self.faults.deferred.push(fault);
             return;
         }
-        self.fired += 1;
-        self.progressed = now;
+        self.faults.fired += 1;
+        self.progress.at = now;
         self.log.event(now, "fault", qp as u64 * 2 + end as u64, fault.number.into());
         self.log.note(format_args!("{:?}", fault.kind));
         let (node, program) = (self.qps[qp].nodes[end], 2 * qp + end);
@@ -101,7 +101,7 @@ impl Cluster<'_> {
                 self.crash(node, stores.into(), down, again);
                 let other = self.qps[qp].nodes[1 - end];
                 if both {
-                    let left = self.restarts.below(60);
+                    let left = self.deaths.random.below(60);
                     self.crash(other, left, down.map(|(qp, end)| (qp, 1 - end)), 0);
                 }
             }
@@ -136,7 +136,7 @@ impl Cluster<'_> {
     /// Faults of a queue pair that waited for its ends to meet.
     pub(super) fn fire_deferred(&mut self, qp: usize) {
         let number = self.qps[qp].number;
-        let due: Vec<FaultPlan> = self.deferred.extract_if(.., |fault| fault.qp == number).collect();
+        let due: Vec<FaultPlan> = self.faults.deferred.extract_if(.., |fault| fault.qp == number).collect();
         due.into_iter().for_each(|fault| self.fire(fault));
     }
 

@@ -425,17 +425,17 @@ impl Program {
     // -------------------------------------------------------------- receiving
 
     fn take(&mut self, inward: &mut Flow, own: &Side) -> Result<Did, Violation> {
-        if inward.taken == inward.shown {
+        if inward.receiver.taken == inward.receiver.shown {
             return Ok(Did::Nothing);
         }
         let Some(m) = self.producer.try_recv() else {
             return Err(broken(
                 6,
-                format!("rank {}: receive record {} was there, and is not", own.rank, inward.taken),
+                format!("rank {}: receive record {} was there, and is not", own.rank, inward.receiver.taken),
             ));
         };
         self.held.push_back((m.flags, m.place));
-        inward.taken += 1;
+        inward.receiver.taken += 1;
         Ok(Did::Took)
     }
 
@@ -452,15 +452,15 @@ impl Program {
         self.next_release = now + pause;
         for _ in 0..count {
             let (flags, place) = self.held.pop_front().expect("counted");
-            let number = inward.number_of_send(inward.released);
+            let number = inward.number_of_send(inward.receiver.released);
             if flags & Record::INLINE == 0 {
                 // P1, P5: until now nobody has written there.
                 inward.check_payload(5, number, flags, place, own)?;
             }
             if flags & Record::BUFFER != 0 {
-                self.free.push(inward.receives[place as usize].buffer);
+                self.free.push(inward.receiver.receives[place as usize].buffer);
             }
-            inward.released += 1;
+            inward.receiver.released += 1;
         }
         self.producer.release(count);
         self.owes = true;
@@ -469,8 +469,8 @@ impl Program {
 
     fn post_receive(&mut self, inward: &mut Flow) -> Result<Did, Violation> {
         let ring = 1u64 << self.facts.plan.geometry.rx_log;
-        let number = inward.receives.len() as u64;
-        if self.facts.plan.posts == Posts::Nothing || number - inward.released as u64 >= ring {
+        let number = inward.receiver.receives.len() as u64;
+        if self.facts.plan.posts == Posts::Nothing || number - inward.receiver.released as u64 >= ring {
             return Ok(Did::Nothing);
         }
         let Some(buffer) = self.free.pop() else { return Ok(Did::Nothing) };
@@ -487,7 +487,7 @@ impl Program {
         if !self.producer.post_recv(self.facts.buffers, buffer as u64 * bytes as u64, bytes, tag) {
             return Err(broken(1, format!("receive {number} found no room")));
         }
-        inward.receives.push(Receive::new(tag, buffer, bytes));
+        inward.receiver.receives.push(Receive::new(tag, buffer, bytes));
         self.owes = true;
         Ok(Did::PostedReceive)
     }

@@ -46,8 +46,8 @@ impl Cluster<'_> {
             return;
         }
         // Most of them die after a store.
-        let soon = if self.restarts.one_in(4) { 20 * MS } else { 500 * MS };
-        let by = self.now + self.restarts.within(100 * US, soon);
+        let soon = if self.deaths.random.one_in(4) { 20 * MS } else { 500 * MS };
+        let by = self.now + self.deaths.random.within(100 * US, soon);
         n.crash = Some(Crash { left, by, down, again });
         if n.doing == Doing::Asleep {
             self.next[node] = self.next[node].min(by);
@@ -58,12 +58,12 @@ impl Cluster<'_> {
     pub(super) fn bury(&mut self, node: usize) -> Result<(), Violation> {
         let again = self.nodes[node].crash.map_or(0, |crash| crash.again);
         let ends = self.nodes[node].bury();
-        self.restarted += 1;
+        self.deaths.restarted += 1;
         self.log.event(self.now, "engine has died", node as u64, ends.len() as u64);
-        let downtime = match self.restarts.below(16) {
-            0 => self.restarts.within(100 * MS, S),
-            1..5 => self.restarts.within(5 * MS, 50 * MS),
-            _ => self.restarts.within(50 * US, 5 * MS),
+        let downtime = match self.deaths.random.below(16) {
+            0 => self.deaths.random.within(100 * MS, S),
+            1..5 => self.deaths.random.within(5 * MS, 50 * MS),
+            _ => self.deaths.random.within(50 * US, 5 * MS),
         };
         self.next[node] = self.now + downtime;
         for (qp, end) in ends {
@@ -71,7 +71,7 @@ impl Cluster<'_> {
             q.controls[end].engine_dies();
             q.flows[end].engine_died(q.expected.is_some());
             // Frames that the engine was handed and had not looked at.
-            if self.restarts.one_in(2) {
+            if self.deaths.random.one_in(2) {
                 q.mailboxes[end].take_all();
             }
             if self.plan.qps[qp].recovers {
@@ -81,9 +81,11 @@ impl Cluster<'_> {
             }
         }
         if let Some(crash) = again.checked_sub(1) {
-            let left = self.restarts.of(&[8, 60, 400]);
-            let (left, by) =
-                (self.restarts.below(left), self.next[node] + self.restarts.within(100 * US, 20 * MS));
+            let left = self.deaths.random.of(&[8, 60, 400]);
+            let (left, by) = (
+                self.deaths.random.below(left),
+                self.next[node] + self.deaths.random.within(100 * US, 20 * MS),
+            );
             self.nodes[node].crash = Some(Crash { left, by, down: None, again: crash });
         }
         Ok(())
@@ -102,7 +104,7 @@ impl Cluster<'_> {
     pub(super) fn take_over(&mut self, node: usize) -> Result<(), Violation> {
         self.nodes[node].set_time(self.now);
         self.log.event(self.now, "engine takes over", node as u64, 0);
-        (self.nodes[node].doing, self.progressed) = (Doing::Passing, self.now);
+        (self.nodes[node].doing, self.progress.at) = (Doing::Passing, self.now);
         let waiting = std::mem::take(&mut self.nodes[node].waiting);
         for (i, (qp, end)) in waiting.iter().copied().enumerate() {
             let q = &self.qps[qp];
@@ -139,7 +141,7 @@ impl Cluster<'_> {
                 Err(why) => self.is_refused(qp, end, &why)?,
             }
         }
-        self.next[node] = self.now + self.restarts.below(2_000);
+        self.next[node] = self.now + self.deaths.random.below(2_000);
         self.take_sent()
     }
 

@@ -99,7 +99,17 @@ pub(super) struct Flow {
     last: Vec<u32>,
     /// The greatest value of each signal that a message carries so far.
     signaled: Vec<u64>,
-    // What the sender's side has shown.
+    sender: ShownBySender,
+    pub(super) receiver: ShownByReceiver,
+    posts: bool,
+    /// SENDs that may be posted ahead of their receives.
+    pub(super) ahead: u64,
+    deaths: Deaths,
+}
+
+/// What the sender's side has shown.
+#[derive(Default)]
+struct ShownBySender {
     credit: u64,
     credit_units: u64,
     delivered: u64,
@@ -108,7 +118,10 @@ pub(super) struct Flow {
     cqes: (u64, u64),
     /// Once the sender's end is shown: completions that must come.
     due: u64,
-    // What the receiver's side has shown.
+}
+
+/// What the receiver's side has shown.
+pub(super) struct ShownByReceiver {
     /// Messages that are known to be where they belong.
     pub(super) seen: u32,
     /// SENDs that were shown, taken by the program, and given back.
@@ -122,13 +135,14 @@ pub(super) struct Flow {
     first_free: usize,
     /// For each SEND that was shown: the posted receive that it took.
     pub(super) took: Vec<u32>,
-    posts: bool,
-    /// SENDs that may be posted ahead of their receives.
-    pub(super) ahead: u64,
-    // Where engines die and others go on.
+}
+
+/// Where engines die and others go on.
+#[derive(Default)]
+struct Deaths {
     /// An engine of the sender has died; one that had a cause to end has.
     died: bool,
-    died_ending: bool,
+    ending: bool,
     /// Slots and messages that the session segments of both ends covered last.
     kept: (u64, u64),
 }
@@ -155,26 +169,21 @@ impl Flow {
             sends: Vec::with_capacity(messages),
             last: vec![0; region / 8],
             signaled: vec![0; peer_signals],
-            credit: 0,
-            credit_units: 0,
-            delivered: 0,
-            cq_head: 0,
-            cqes: (0, 0),
-            due: 0,
-            seen: 0,
-            shown: 0,
-            taken: 0,
-            released: 0,
-            signals: vec![0; peer_signals],
-            link: [0; 3],
-            receives: Vec::with_capacity(if posts { messages + 64 } else { 0 }),
-            first_free: 0,
-            took: Vec::with_capacity(if posts { messages } else { 0 }),
+            sender: ShownBySender::default(),
+            receiver: ShownByReceiver {
+                seen: 0,
+                shown: 0,
+                taken: 0,
+                released: 0,
+                signals: vec![0; peer_signals],
+                link: [0; 3],
+                receives: Vec::with_capacity(if posts { messages + 64 } else { 0 }),
+                first_free: 0,
+                took: Vec::with_capacity(if posts { messages } else { 0 }),
+            },
             posts,
             ahead: 0,
-            died: false,
-            died_ending: false,
-            kept: (0, 0),
+            deaths: Deaths::default(),
         }
     }
 
@@ -212,7 +221,7 @@ impl Flow {
 
     /// Slots that were given back, as the checks have seen.
     pub(super) fn credit(&self) -> u64 {
-        self.credit
+        self.sender.credit
     }
 
     /// A message to be posted: its number is how many there were.
@@ -222,9 +231,9 @@ impl Flow {
 
     /// Everything was posted, has arrived, was given back and has completed.
     pub(super) fn is_finished(&self) -> bool {
-        self.seen as usize == self.messages.len()
-            && self.credit == self.slots.len() as u64
-            && self.released as usize == self.sends.len()
+        self.receiver.seen as usize == self.messages.len()
+            && self.sender.credit == self.slots.len() as u64
+            && self.receiver.released as usize == self.sends.len()
             && self.all_completed()
     }
 
@@ -235,15 +244,15 @@ impl Flow {
              completions polled; {} receives posted",
             self.name,
             self.messages.len(),
-            self.seen,
-            self.credit,
+            self.receiver.seen,
+            self.sender.credit,
             self.slots.len(),
             self.sends.len(),
-            self.shown,
-            self.released,
-            self.cqes.1,
-            self.cqes.0,
-            self.receives.len()
+            self.receiver.shown,
+            self.receiver.released,
+            self.sender.cqes.1,
+            self.sender.cqes.0,
+            self.receiver.receives.len()
         )
     }
 }

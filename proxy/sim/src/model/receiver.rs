@@ -15,10 +15,10 @@ const UNIT: usize = abi::PUSHGATE_UNIT as usize;
 impl Flow {
     /// All of the first `upto` messages are where they belong, by what lies in the reader's memory.
     pub(super) fn is_delivered(&mut self, upto: u32, reader: &Side) -> Result<(), Violation> {
-        while self.seen < upto {
-            let (number, m) = (self.seen, self.messages[self.seen as usize]);
+        while self.receiver.seen < upto {
+            let (number, m) = (self.receiver.seen, self.messages[self.receiver.seen as usize]);
             match m.opcode {
-                Opcode::Send if m.sends < self.shown => {}
+                Opcode::Send if m.sends < self.receiver.shown => {}
                 Opcode::Send => {
                     return Err(
                         self.broken(6, format_args!("SEND {} (message {number}) was not shown", m.sends))
@@ -34,7 +34,7 @@ impl Flow {
                     self.broken(6, format_args!("signal {signal} of message {number} was not written"))
                 );
             }
-            self.seen += 1;
+            self.receiver.seen += 1;
         }
         Ok(())
     }
@@ -42,8 +42,8 @@ impl Flow {
     /// All of the first `upto` messages are at the reader's end: where they belong, but for SENDs after all others, where SENDs may come
     /// before their receives.
     pub(super) fn is_here(&mut self, upto: u32, reader: &Side) -> Result<(), Violation> {
-        let waits = |m: &&Message| m.opcode == Opcode::Send && m.sends >= self.shown;
-        let last = self.messages[self.seen.min(upto) as usize..upto as usize].iter().rev();
+        let waits = |m: &&Message| m.opcode == Opcode::Send && m.sends >= self.receiver.shown;
+        let last = self.messages[self.receiver.seen.min(upto) as usize..upto as usize].iter().rev();
         let waiting = if self.ahead == 0 { 0 } else { last.take_while(waits).count() as u32 };
         self.is_delivered(upto - waiting, reader)
     }
@@ -77,24 +77,30 @@ impl Flow {
         let mut words = [0; 8];
         loop {
             // The ring has no room for more than the program has yet to give back.
-            match ring::look_into(&reader.rx, self.shown.into(), reader.geometry.rx_log, &mut words) {
+            match ring::look_into(&reader.rx, self.receiver.shown.into(), reader.geometry.rx_log, &mut words)
+            {
                 Found::Empty => return Ok(any),
                 Found::Torn => {
-                    return Err(self.broken(2, format_args!("receive record {} is torn", self.shown)));
+                    return Err(
+                        self.broken(2, format_args!("receive record {} is torn", self.receiver.shown))
+                    );
                 }
                 Found::Ready => {}
             }
-            let n = self.shown;
+            let n = self.receiver.shown;
             let Some(number) = self.sends.get(n as usize).copied() else {
                 return Err(self.broken(
                     6,
                     format_args!("receive record {n} is there, and {} SENDs were posted", self.sends.len()),
                 ));
             };
-            if n - self.released >= 1 << reader.geometry.rx_log {
+            if n - self.receiver.released >= 1 << reader.geometry.rx_log {
                 return Err(self.broken(
                     4,
-                    format_args!("receive record {n} is there, and {} are given back", self.released),
+                    format_args!(
+                        "receive record {n} is there, and {} are given back",
+                        self.receiver.released
+                    ),
                 ));
             }
             let record = match Record::decode(&with_receive_flags(&words)) {
@@ -128,7 +134,7 @@ impl Flow {
             } else {
                 self.check_payload(3, number, flags, record.place, reader)?;
             }
-            self.shown += 1;
+            self.receiver.shown += 1;
             self.is_delivered(number + 1, reader)?;
             any = true;
         }
@@ -145,16 +151,19 @@ impl Flow {
         }
         let tag = self.messages[number as usize].tag;
         let fits = |r: &Receive| !r.taken && (r.tag == tag || r.tag == abi::PUSHGATE_ANY_TAG);
-        let found = self.receives[self.first_free..].iter().position(fits).map(|at| self.first_free + at);
+        let found = self.receiver.receives[self.receiver.first_free..]
+            .iter()
+            .position(fits)
+            .map(|at| self.receiver.first_free + at);
         if found != Some(place as usize) {
             return Err(self
                 .broken(6, format_args!("SEND {n} of tag {tag} took receive {place}, expected {found:?}")));
         }
-        self.receives[place as usize].taken = true;
-        while self.receives.get(self.first_free).is_some_and(|r| r.taken) {
-            self.first_free += 1;
+        self.receiver.receives[place as usize].taken = true;
+        while self.receiver.receives.get(self.receiver.first_free).is_some_and(|r| r.taken) {
+            self.receiver.first_free += 1;
         }
-        self.took.push(place);
+        self.receiver.took.push(place);
         Ok(())
     }
 
@@ -173,7 +182,7 @@ impl Flow {
         }
         let unit = place as usize * UNIT;
         let (at, room) = if flags & Record::BUFFER != 0 {
-            let receive = self.receives[place as usize];
+            let receive = self.receiver.receives[place as usize];
             (reader.buffers + receive.buffer as usize * reader.buffer, receive.length as usize)
         } else if flags & Record::LANDING != 0 {
             (
@@ -221,8 +230,8 @@ impl Flow {
     /// Signals that the engine has written. P3, P6: all that a signal covers is there; it grows, and only to what was posted.
     pub(crate) fn see_signals(&mut self, reader: &Side) -> Result<bool, Violation> {
         let mut any = false;
-        for i in 0..self.signals.len() {
-            let (value, before) = (ring::observe(&reader.signals[i]), self.signals[i]);
+        for i in 0..self.receiver.signals.len() {
+            let (value, before) = (ring::observe(&reader.signals[i]), self.receiver.signals[i]);
             if value == before {
                 continue;
             }
@@ -232,7 +241,7 @@ impl Flow {
                     self.broken(6, format_args!("signal {i} goes from {before} to {value}: {message:?}"))
                 );
             }
-            self.signals[i] = value;
+            self.receiver.signals[i] = value;
             any = true;
             self.is_delivered(value as u32, reader)?;
         }
@@ -244,17 +253,18 @@ impl Flow {
         let Some(link) = &reader.link else { return Ok(false) };
         let counts = [0, 1, 2].map(|i| match count_of(ring::observe(&link[i]), 0) {
             // A link that has just begun knows no counts yet.
-            None | Some(0) => self.link[i],
+            None | Some(0) => self.receiver.link[i],
             Some(count) => count,
         });
-        if counts == self.link {
+        if counts == self.receiver.link {
             return Ok(false);
         }
         let [received, released, granted] = counts;
-        if counts.iter().zip(self.link).any(|(new, old)| *new < old) || released > received {
-            return Err(
-                self.broken(5, format_args!("the published counts go from {:?} to {counts:?}", self.link))
-            );
+        if counts.iter().zip(self.receiver.link).any(|(new, old)| *new < old) || released > received {
+            return Err(self.broken(
+                5,
+                format_args!("the published counts go from {:?} to {counts:?}", self.receiver.link),
+            ));
         }
         if received > self.messages.len() as u64 {
             return Err(
@@ -263,7 +273,8 @@ impl Flow {
         }
         self.is_delivered(received as u32, reader)?;
         // Those given back come in order, so the last one that was read in place speaks for all of them.
-        let held = self.sends.get(self.released as usize..self.shown as usize).unwrap_or_default();
+        let held =
+            self.sends.get(self.receiver.released as usize..self.receiver.shown as usize).unwrap_or_default();
         if let Some(number) = held.iter().find(|n| self.messages[**n as usize].in_place)
             && released > *number as u64
         {
@@ -277,22 +288,22 @@ impl Flow {
                 self.broken(4, format_args!("{granted} receives are granted of {}", self.may_grant(reader)))
             );
         }
-        self.link = counts;
+        self.receiver.link = counts;
         Ok(true)
     }
 
     /// Messages that the reader's device, or the sender, has been told of.
     pub(crate) fn told(&self) -> u64 {
-        let shown = self.shown.checked_sub(1).map_or(0, |n| self.sends[n as usize] as u64 + 1);
-        self.signals.iter().fold(shown.max(self.link[0]), |told, signal| told.max(*signal))
+        let shown = self.receiver.shown.checked_sub(1).map_or(0, |n| self.sends[n as usize] as u64 + 1);
+        self.receiver.signals.iter().fold(shown.max(self.receiver.link[0]), |told, signal| told.max(*signal))
     }
 
     /// P6: what the reader's session segment says has arrived. It covers the signals that are written and the counts that the
     /// sender was told, and all of it is in its place: but for the last signal, which is written after that line.
     pub(crate) fn see_journal_of_receiver(&mut self, taken: &Taken, reader: &Side) -> Result<(), Violation> {
         let Taken { received, shown, signal } = *taken;
-        let told = self.signals.iter().copied().max().unwrap_or(0).max(self.link[0]);
-        if received == self.kept.1 && told <= received {
+        let told = self.receiver.signals.iter().copied().max().unwrap_or(0).max(self.receiver.link[0]);
+        if received == self.deaths.kept.1 && told <= received {
             return Ok(());
         }
         let posted = self.messages.get(..received as usize);
@@ -304,17 +315,21 @@ impl Flow {
                     .and_then(|n| self.messages.get(n as usize))
                     .is_some_and(|m| m.signal == Some(index))
         });
-        if sends != Some(shown) || shown > self.shown.into() || !known || received < told.max(self.kept.1) {
+        if sends != Some(shown)
+            || shown > self.receiver.shown.into()
+            || !known
+            || received < told.max(self.deaths.kept.1)
+        {
             let why = format_args!(
                 "the session segment says {taken:?}; {} messages are posted, {} SENDs shown, {told} messages told, and it \
                  said {} before",
                 self.messages.len(),
-                self.shown,
-                self.kept.1
+                self.receiver.shown,
+                self.deaths.kept.1
             );
             return Err(self.broken(6, why));
         }
-        self.kept.1 = received;
+        self.deaths.kept.1 = received;
         let unwritten = signal.is_some_and(|(index, value)| {
             value == received && ring::observe(&reader.signals[index as usize]) < value
         });
@@ -324,8 +339,8 @@ impl Flow {
     /// Receives that the reader has at most granted.
     pub(super) fn may_grant(&self, reader: &Side) -> u64 {
         match self.posts {
-            true => self.receives.len() as u64 + self.ahead,
-            false => self.released as u64 + (1 << reader.geometry.rx_log),
+            true => self.receiver.receives.len() as u64 + self.ahead,
+            false => self.receiver.released as u64 + (1 << reader.geometry.rx_log),
         }
     }
 

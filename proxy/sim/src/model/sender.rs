@@ -29,15 +29,16 @@ impl Flow {
     fn take(&mut self, slot: Slot) -> Result<(), Violation> {
         let (slots, ring) = (1u64 << self.geometry.slots_log, 1u64 << self.geometry.window_log);
         let number = self.slots.len() as u64;
-        if number - self.credit >= slots {
-            return Err(
-                self.broken(1, format_args!("slot {number} is taken, and {} are given back", self.credit))
-            );
+        if number - self.sender.credit >= slots {
+            return Err(self.broken(
+                1,
+                format_args!("slot {number} is taken, and {} are given back", self.sender.credit),
+            ));
         }
-        if slot.units_after - self.credit_units > ring {
+        if slot.units_after - self.sender.credit_units > ring {
             let why = format_args!(
                 "slot {number} takes units up to {} of a window of {ring}, and {} are given back",
-                slot.units_after, self.credit_units
+                slot.units_after, self.sender.credit_units
             );
             return Err(self.broken(1, why));
         }
@@ -81,11 +82,14 @@ impl Flow {
             );
             return Err(self.broken(1, why));
         }
-        self.cqes.0 += signaled as u64;
-        if self.cqes.0 - self.cqes.1 > 1 << self.geometry.cq_log {
+        self.sender.cqes.0 += signaled as u64;
+        if self.sender.cqes.0 - self.sender.cqes.1 > 1 << self.geometry.cq_log {
             return Err(self.broken(
                 1,
-                format_args!("{} CQEs are reserved and {} were polled", self.cqes.0, self.cqes.1),
+                format_args!(
+                    "{} CQEs are reserved and {} were polled",
+                    self.sender.cqes.0, self.sender.cqes.1
+                ),
             ));
         }
         let is_send = message.is_some_and(|m| m.opcode == Opcode::Send);
@@ -93,7 +97,7 @@ impl Flow {
             units_after,
             messages_after: self.messages.len() as u32 + message.is_some() as u32,
             sends_after: self.sends.len() as u32 + is_send as u32,
-            completions_after: self.cqes.0,
+            completions_after: self.sender.cqes.0,
             signaled,
             opcode: message.map_or(Opcode::Nop, |m| m.opcode) as u8,
             wr_id,
@@ -120,8 +124,9 @@ impl Flow {
     /// back no more than was taken, and whole slots. `head`: slots that the engine has taken.
     pub(crate) fn see_credit(&mut self, side: &Side, reader: &Side, head: u64) -> Result<bool, Violation> {
         let credit = ring::observe(&side.line[0]);
-        let to = self.credit + ((credit >> abi::PUSHGATE_CURSOR_BITS).wrapping_sub(self.credit) & CURSOR);
-        if to == self.credit && credit & CURSOR == self.credit_units & CURSOR {
+        let to = self.sender.credit
+            + ((credit >> abi::PUSHGATE_CURSOR_BITS).wrapping_sub(self.sender.credit) & CURSOR);
+        if to == self.sender.credit && credit & CURSOR == self.sender.credit_units & CURSOR {
             return Ok(false);
         }
         if to > self.slots.len() as u64 || to > head {
@@ -129,7 +134,7 @@ impl Flow {
                 format_args!("slot {to} is given back; {} were taken, and {head} posted", self.slots.len());
             return Err(self.broken(1, why));
         }
-        for slot in self.credit..to {
+        for slot in self.sender.credit..to {
             let s = self.slots[slot as usize];
             let before = if slot == 0 { 0 } else { self.slots[slot as usize - 1].messages_after };
             if s.messages_after == before {
@@ -140,7 +145,7 @@ impl Flow {
                 promise: 5,
                 sentence: format!("slot {slot} is given back before its message has arrived: {}", e.sentence),
             })?;
-            if self.messages[before as usize].in_place && m.sends >= self.released {
+            if self.messages[before as usize].in_place && m.sends >= self.receiver.released {
                 let why = format_args!(
                     "slot {slot} is given back, and the reader still reads SEND {} there",
                     m.sends
@@ -154,68 +159,72 @@ impl Flow {
                 format_args!("{} units are given back with {to} slots, which hold {units}", credit & CURSOR);
             return Err(self.broken(1, why));
         }
-        (self.credit, self.credit_units) = (to, units);
+        (self.sender.credit, self.sender.credit_units) = (to, units);
         Ok(true)
     }
 
     /// The count of slots whose messages the peer has.
     pub(crate) fn see_delivered(&mut self, side: &Side, reader: &Side) -> Result<bool, Violation> {
         let delivered = ring::observe(&side.line[2]);
-        if delivered == self.delivered {
+        if delivered == self.sender.delivered {
             return Ok(false);
         }
-        if delivered < self.delivered || delivered > self.slots.len() as u64 {
-            let why =
-                format_args!("DELIVERED goes from {} to {delivered} of {}", self.delivered, self.slots.len());
+        if delivered < self.sender.delivered || delivered > self.slots.len() as u64 {
+            let why = format_args!(
+                "DELIVERED goes from {} to {delivered} of {}",
+                self.sender.delivered,
+                self.slots.len()
+            );
             return Err(self.broken(5, why));
         }
         self.is_here(self.slots[delivered as usize - 1].messages_after, reader)?;
-        self.delivered = delivered;
+        self.sender.delivered = delivered;
         Ok(true)
     }
 
     /// A completion that the program has polled. P5, P6: those of signaled slots come in order, each once; with success
     /// once the slot is free. `ended`: the status with which the queue pair ended, if it has.
     pub(crate) fn completed(&mut self, c: Completion, ended: Option<u8>) -> Result<(), Violation> {
-        while self.slots.get(self.cq_head).is_some_and(|s| !s.signaled) {
-            self.cq_head += 1;
+        while self.slots.get(self.sender.cq_head).is_some_and(|s| !s.signaled) {
+            self.sender.cq_head += 1;
         }
-        let Some(s) = self.slots.get(self.cq_head).copied() else {
+        let Some(s) = self.slots.get(self.sender.cq_head).copied() else {
             return Err(self.broken(6, format_args!("a completion that nobody asked for: {c:?}")));
         };
-        let slot = self.cq_head as u64;
+        let slot = self.sender.cq_head as u64;
         if (c.wr_id, c.opcode, c.length) != (s.wr_id, s.opcode, s.length) {
             return Err(self.broken(6, format_args!("{c:?} is not that of slot {slot}: {s:?}")));
         }
         let ok = c.status as u32 == abi::PUSHGATE_OK;
         // An engine may have died between a completion and the credit.
-        let before_credit = self.died && s.messages_after <= self.seen;
-        if ok && slot >= self.credit && !before_credit {
-            return Err(
-                self.broken(5, format_args!("slot {slot} completes, and {} are given back", self.credit))
-            );
+        let before_credit = self.deaths.died && s.messages_after <= self.receiver.seen;
+        if ok && slot >= self.sender.credit && !before_credit {
+            return Err(self.broken(
+                5,
+                format_args!("slot {slot} completes, and {} are given back", self.sender.credit),
+            ));
         }
         // Or between a completion and the status.
-        if !ok && ended != Some(c.status) && !self.died_ending {
+        if !ok && ended != Some(c.status) && !self.deaths.ending {
             return Err(self.broken(
                 7,
                 format_args!("slot {slot} completes with status {}, the queue pair has {ended:?}", c.status),
             ));
         }
-        self.cq_head += 1;
-        self.cqes.1 += 1;
+        self.sender.cq_head += 1;
+        self.sender.cqes.1 += 1;
         Ok(())
     }
 
     /// An engine of the sender's end has died. `ending`: the queue pair had a cause to end.
     pub(crate) fn engine_died(&mut self, ending: bool) {
-        (self.died, self.died_ending) = (true, self.died_ending | ending);
+        (self.deaths.died, self.deaths.ending) = (true, self.deaths.ending | ending);
     }
 
     /// P6: what the sender's session segment says was given back. It covers what CREDIT has given back, and counts exactly what
     /// the slots hold, all of which the reader has.
     pub(crate) fn see_journal_of_sender(&mut self, sent: &Sent, reader: &Side) -> Result<(), Violation> {
-        if sent.slots == self.kept.0 && self.credit <= sent.slots {
+        if sent.slots == self.deaths.kept.0 && self.sender.credit <= sent.slots {
             return Ok(());
         }
         let slot = match sent.slots {
@@ -229,30 +238,30 @@ impl Flow {
             sends: s.sends_after.into(),
             completions: s.completions_after,
         });
-        if *sent != expected || sent.slots < self.kept.0.max(self.credit) {
+        if *sent != expected || sent.slots < self.deaths.kept.0.max(self.sender.credit) {
             let why = format_args!(
                 "the session segment says {sent:?}, expected {expected:?}; {} slots are given back, and it said {} before",
-                self.credit, self.kept.0
+                self.sender.credit, self.deaths.kept.0
             );
             return Err(self.broken(6, why));
         }
-        self.kept.0 = sent.slots;
+        self.deaths.kept.0 = sent.slots;
         self.is_delivered(expected.messages as u32, reader)
     }
 
     /// All completions that were asked for have come.
     pub(super) fn all_completed(&self) -> bool {
-        self.cqes.0 == self.cqes.1
+        self.sender.cqes.0 == self.sender.cqes.1
     }
 
     /// The sender's end is shown, and its program had published the first `published` slots without a hole.
     pub(crate) fn end(&mut self, published: u64) {
-        self.due = self.slots[..published as usize].iter().filter(|s| s.signaled).count() as u64;
+        self.sender.due = self.slots[..published as usize].iter().filter(|s| s.signaled).count() as u64;
     }
 
     /// All completions that are due after the sender's end have come.
     pub(crate) fn is_over(&self) -> bool {
-        self.cqes.1 >= self.due
+        self.sender.cqes.1 >= self.sender.due
     }
 
     /// Slots, messages and SENDs that an engine has posted which has taken `head` slots.
@@ -291,7 +300,7 @@ impl Flow {
             ));
         }
         // A gate that goes on in place of another one hears what is granted with the next counts.
-        if sends > granted && !self.died || left != granted.saturating_sub(sends) {
+        if sends > granted && !self.deaths.died || left != granted.saturating_sub(sends) {
             return Err(self.broken(
                 4,
                 format_args!("{sends} SENDs are posted with {granted} receives, {left} of them left"),

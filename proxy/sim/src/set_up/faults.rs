@@ -29,7 +29,7 @@ impl Cluster<'_> {
 
     fn fire_one_in_set_up(&mut self, qp: usize, end: usize, fault: SetUpFault) -> Result<(), Violation> {
         let now = self.now;
-        self.fired += 1;
+        self.faults.fired += 1;
         self.log.event(now, "fault in set-up", qp as u64 * 2 + end as u64, fault.number.into());
         self.log.note(format_args!("{:?}", fault.kind));
         let aborted = self.aborted(qp, end);

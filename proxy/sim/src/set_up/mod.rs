@@ -84,7 +84,7 @@ impl Cluster<'_> {
     pub(super) fn step_set_up(&mut self) -> Result<(), Violation> {
         let (at, qp, end) = self.next_set_up();
         if at <= self.now {
-            self.progressed = self.now;
+            self.progress.at = self.now;
             self.end(qp, end).events += 1;
             self.act(qp, end)?;
             self.fire_in_set_up(qp, end)?;
@@ -310,12 +310,12 @@ impl Cluster<'_> {
         let (attempt, watched) = (e.attempt, std::mem::take(&mut e.watched));
         let graves =
             watched.into_iter().map(|memory| Grave { qp, end, attempt, hash: hash(&memory), memory });
-        self.graves.extend(graves);
+        self.deaths.graves.extend(graves);
     }
 
     /// P5, P8: nobody has written to memory of an attempt that was given up.
     pub(super) fn check_graves(&self) -> Result<(), Violation> {
-        match self.graves.iter().find(|grave| hash(&grave.memory) != grave.hash) {
+        match self.deaths.graves.iter().find(|grave| hash(&grave.memory) != grave.hash) {
             Some(Grave { qp, end, attempt, .. }) => {
                 let why = format!("memory of attempt {attempt} was written after it was given up");
                 Err(self.wrong(5, *qp, *end, why))
