@@ -15,38 +15,18 @@ use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::record::{Opcode, Record};
 use pushgate_driver_shim::segment::Geometry;
-use pushgate_engine::connect::{Connect, Event, Fds, Frame, Incarnation, Patience};
+use pushgate_engine::connect::{Fds, Frame, Patience};
 use pushgate_engine::endpoint::Endpoint;
 use pushgate_engine::engine::{Engine, EngineOptions, QpId};
 use pushgate_engine::idle::Wake;
 use pushgate_engine::recorder::{self, NAME, Phase, QueuePair};
 use pushgate_link::local::{LocalLink, Processes};
 use pushgate_link::mailbox::Mailbox;
+use pushgate_test_ends::met;
 use pushgate_tests::hang;
 
 const LONGEST: usize = 1000;
 const SLOTS: usize = 8;
-
-/// Machines of two ends that have just met.
-fn met() -> [Connect<Fds>; 2] {
-    let gives_up = Status::new(abi::PUSHGATE_ABORTED);
-    let mut ends = [1, 2]
-        .map(|n| Connect::new(Incarnation::new(n).unwrap(), Frame::default(), 1_000_000_000, gives_up, 0));
-    let mut live = [false; 2];
-    while live != [true; 2] {
-        for at in [0, 1] {
-            while let Some(event) = ends[at].poll() {
-                match event {
-                    Event::Send(frame) => ends[1 - at].take(frame, 0).unwrap(),
-                    Event::Prepare { epoch, .. } => ends[at].prepared(epoch, Vec::new(), 0),
-                    Event::Go { .. } => live[at] = true,
-                    event => panic!("{event:?}"),
-                }
-            }
-        }
-    }
-    ends
-}
 
 /// Where frames for an end go: its engine, once that has the end.
 type Far = Arc<OnceLock<(Arc<Engine>, QpId, Mailbox)>>;

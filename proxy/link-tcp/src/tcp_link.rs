@@ -106,7 +106,7 @@ struct Wait {
     allowed: Duration,
 }
 
-/// A queue pair over byte streams, as the folder's module describes it.
+/// A queue pair over byte streams, as the crate's first lines describe it.
 pub struct TcpLink {
     // The wire goes before the memory that it reads and writes.
     /// `None` while the streams are still to come.

@@ -5,9 +5,9 @@
 //! end as engine and peer see it; [`producer`] is the other side of the rings, for a program whose device is a thread of the
 //! host.
 
-// Modules that the simulator runs: one seed replays a run, so they read no clock and keep no order of a hash
-// (proxy/clippy.toml).
-#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
+// The simulator runs this code: one seed replays a run, so it reads no clock and keeps no order of a hash (proxy/clippy.toml).
+#![deny(clippy::disallowed_methods, clippy::disallowed_types)]
+
 pub mod ring;
 
 #[cfg_attr(loom, allow(dead_code))]
@@ -21,34 +21,26 @@ pub mod frame;
 #[cfg(not(loom))]
 mod link;
 #[cfg(not(loom))]
-#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod local;
 #[cfg(not(loom))]
-#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod mailbox;
 #[cfg(not(loom))]
-#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod memory;
 #[cfg(not(loom))]
 pub mod prefetch;
 #[cfg(not(loom))]
 mod process_memory;
 #[cfg(not(loom))]
-#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod producer;
 #[cfg(not(loom))]
-#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod receives;
 #[cfg(not(loom))]
-#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod region;
 #[cfg(not(loom))]
 mod renew;
 #[cfg(not(loom))]
-#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod segments;
 #[cfg(not(loom))]
-#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod watch;
 
 #[cfg(not(loom))]

@@ -254,7 +254,7 @@ pub fn check_signal(receiver: &End, puts: &[Vec<(u64, usize)>; STRIPES]) {
 }
 
 /// Machines of two ends that have just met.
-fn met() -> [Connect<Fds>; 2] {
+pub fn met() -> [Connect<Fds>; 2] {
     let gives_up = Status::new(abi::PUSHGATE_ABORTED);
     let mut ends = [1, 2]
         .map(|n| Connect::new(Incarnation::new(n).unwrap(), Frame::default(), 1_000_000_000, gives_up, 0));
