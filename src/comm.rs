@@ -370,6 +370,12 @@ impl Comm {
         }
     }
 
+    /// The number of a rank's process, as the kernel says, if the process is of this host and has a number in this PID namespace.
+    #[doc(hidden)]
+    pub fn process_of(&self, rank: u32) -> Result<Option<u32>> {
+        Ok(self.mesh.here()?.pid(self.other(rank)?))
+    }
+
     /// Cuts the connection that carries set-up messages to and from another rank, as a fault would: both ends see a reset. The
     /// ranks must have a rendezvous. For tests of recovery.
     #[doc(hidden)]

@@ -255,6 +255,15 @@ impl Context {
         Ok(self.inner.proxy.drive()?)
     }
 
+    /// Makes a pass as [`Context::drive`] does, and waits for work if there is none: at first not at all, later until a peer or
+    /// another thread of this program has some, or for `limit`. For the one thread that serves queue pairs of a program which drives
+    /// the engine; it calls this in a loop. Another thread's [`Context::drive`] ends the wait. With any other setting of `drive` the
+    /// call sleeps for `limit`.
+    pub fn rest(&self, limit: Duration) -> Result<()> {
+        self.here()?;
+        Ok(self.inner.proxy.rest(limit)?)
+    }
+
     /// Waits for a kernel as [`Running::wait`] does, and drives the engine meanwhile, where this program is to
     /// (`drive = caller`).
     pub fn wait(&self, running: &Running, timeout: Option<Duration>) -> Result<WaitOutcome> {

@@ -58,7 +58,10 @@ pub use pushgate_gpu_kernels::{
     Available, DeviceBuffer, DeviceChoice, DeviceError, Image, Launch, Running, Source, Stream, Target,
     WaitOutcome, available_executors, probe as probe_cuda,
 };
-pub use qp::{DeviceEnd, HostEnd, HostMessage, QpConfig, QueuePair, Region, RegionKey, upload_descriptors};
+pub use qp::{
+    DeviceEnd, HostEnd, HostMessage, InPlace, QpConfig, QueuePair, Region, RegionKey, Staged,
+    upload_descriptors,
+};
 pub use ranks::{Bootstrap, MAX_RANKS, Membership, UniqueId};
 pub use relay::RelayStats;
 pub use settings::Settings;

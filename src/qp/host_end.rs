@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::interrupt;
-use pushgate_driver_shim::record::{Opcode, Record};
+use pushgate_driver_shim::record::{Opcode, Record, RecordWords};
 use pushgate_driver_shim::window::Window;
 use pushgate_link::producer::{Producer, Received};
 
@@ -28,6 +28,76 @@ pub struct HostMessage {
     pub length: usize,
     /// The tag that the sender gave.
     pub tag: u32,
+}
+
+/// Room in the window for a message that is not sent yet ([`HostEnd::stage`]).
+#[derive(Debug)]
+#[must_use = "room that is never published ends the queue pair as stuck"]
+pub struct Staged {
+    slot: u64,
+    words: RecordWords,
+    at: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: the pointer is into memory that the queue pair keeps, and using it is the holder's own unsafe code.
+unsafe impl Send for Staged {}
+
+impl Staged {
+    /// Where the message's bytes go. They are this end's alone until [`HostEnd::publish`], and mapped as long as the queue pair.
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        self.at
+    }
+
+    /// Bytes of the message.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Whether the message has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+}
+
+/// A message that was taken in place ([`HostEnd::take`]). Its bytes stay until it is given back.
+#[derive(Clone, Copy, Debug)]
+pub struct InPlace {
+    message: HostMessage,
+    /// `None`: the bytes are `inline`.
+    at: Option<NonNull<u8>>,
+    inline: [u8; abi::PUSHGATE_INLINE_SEND as usize],
+}
+
+// SAFETY: as for `Staged`.
+unsafe impl Send for InPlace {}
+
+impl InPlace {
+    /// The message's length and tag.
+    pub fn message(&self) -> HostMessage {
+        self.message
+    }
+
+    /// Where the bytes lie: host memory that the queue pair keeps mapped. The peer may change them, so read each byte once.
+    /// `None`: the message came in its record, and [`InPlace::copy_to`] gives its bytes.
+    pub fn as_ptr(&self) -> Option<NonNull<u8>> {
+        self.at
+    }
+
+    /// Copies `length` bytes from byte `from` of the message on.
+    ///
+    /// # Panics
+    /// If they leave the message.
+    ///
+    /// # Safety
+    /// `to` can be written for `length` bytes, and the message was not given back, and its queue pair is there.
+    pub unsafe fn copy_to(&self, from: usize, to: *mut u8, length: usize) {
+        assert!(from.checked_add(length).is_some_and(|end| end <= self.message.length), "leaves the message");
+        let source = self.at.map_or(self.inline.as_ptr(), |at| at.as_ptr().cast_const());
+        // SAFETY: the source lies within the message, checked above, whose bytes `HostEnd::take` has checked to be mapped; the
+        // caller's word for the target, and that both are there.
+        unsafe { std::ptr::copy_nonoverlapping(source.add(from), to, length) };
+    }
 }
 
 /// An end of a queue pair for one thread of the host at a time: posts, receives and waits as kernels do by the device API
@@ -78,7 +148,7 @@ impl HostEnd {
     /// Sends a message with a tag. It takes a receive of the peer; without one it waits in the proxy, and what is posted after it
     /// too. False without credit: then nothing was taken.
     pub fn try_send(&mut self, payload: &[u8], tag: u32) -> Result<bool> {
-        self.check_length(payload)?;
+        self.check_length(payload.len())?;
         let record = Record { tag, ..Record::new(Opcode::Send) };
         self.post(record, payload, abi::PUSHGATE_INLINE_SEND as usize)
     }
@@ -89,6 +159,26 @@ impl HostEnd {
     /// queue pair, the calls after it fail, and their error says why. [`HostEnd::recv`] loses no message that is longer than its buffer.
     pub fn send(&mut self, payload: &[u8], tag: u32) -> Result<()> {
         self.until("credit for a send", |end| end.try_send(payload, tag))
+    }
+
+    /// Takes room in the window for a message of `length` bytes, so that its bytes can be written in place, by a device too. `None`
+    /// without credit: then nothing was taken. What was staged must be published, in any order: messages leave in the order in which
+    /// they were staged.
+    pub fn stage(&mut self, length: usize, tag: u32) -> Result<Option<Staged>> {
+        self.check_length(length)?;
+        self.qp.check()?;
+        let record = Record { tag, ..Record::new(Opcode::Send) };
+        let Some((taken, words)) = self.producer.stage(record, length) else { return Ok(None) };
+        let at = taken.place as usize * abi::PUSHGATE_UNIT as usize;
+        // SAFETY: a reservation lies within the window.
+        let at = unsafe { self.qp.memory.own.window.as_ptr().add(at) };
+        Ok(Some(Staged { slot: taken.slot, words, at, length }))
+    }
+
+    /// Sends what was staged. Its bytes are written before this call: by this thread, or by a device whose work has ended.
+    pub fn publish(&mut self, staged: Staged) {
+        self.producer.publish(staged.slot, &staged.words);
+        self.producer.wake();
     }
 
     /// Puts bytes into a region of the peer, at a byte offset. With a signal, an index and its new value, the peer's signal has that
@@ -102,7 +192,7 @@ impl HostEnd {
         payload: &[u8],
         signal: Option<(u32, u64)>,
     ) -> Result<bool> {
-        self.check_length(payload)?;
+        self.check_length(payload.len())?;
         if offset > abi::PUSHGATE_DATA_MASK {
             return Err(Error::config("offset", offset, "less than 2^56"));
         }
@@ -184,13 +274,32 @@ impl HostEnd {
         Ok(message.expect("the wait was for it"))
     }
 
-    fn check_length(&self, payload: &[u8]) -> Result<()> {
+    /// Takes the next message where it lies. `None`: there is none. [`HostEnd::give_back`] gives messages back in the order in
+    /// which they came; what is kept holds the peer's window.
+    pub fn take(&mut self) -> Result<Option<InPlace>> {
+        self.qp.context.here()?;
+        let Some(received) = self.held.take().or_else(|| self.producer.try_recv()) else { return Ok(None) };
+        let length = received.length as usize;
+        let at = match received.flags & Record::INLINE != 0 {
+            true if length > received.inline.len() => return Err(self.outside()),
+            true => None,
+            false => Some(self.place_of(&received, length)?),
+        };
+        let message = HostMessage { length, tag: received.tag };
+        Ok(Some(InPlace { message, at, inline: received.inline }))
+    }
+
+    /// Gives the oldest `count` messages back that [`HostEnd::take`] took.
+    pub fn give_back(&mut self, count: u64) {
+        self.producer.release(count);
+        self.producer.wake();
+    }
+
+    fn check_length(&self, length: usize) -> Result<()> {
         let most = self.qp.max_message().min(abi::PUSHGATE_MAX_MESSAGE.into());
-        match payload.len() as u64 <= most {
+        match length as u64 <= most {
             true => Ok(()),
-            false => {
-                Err(Error::config("payload", format!("{} bytes", payload.len()), format!("0 to {most}")))
-            }
+            false => Err(Error::config("payload", format!("{length} bytes"), format!("0 to {most}"))),
         }
     }
 
@@ -246,6 +355,15 @@ impl HostEnd {
             into.copy_from_slice(from);
             return Ok(());
         }
+        let from = self.place_of(received, into.len())?;
+        // SAFETY: the source was checked, and `self.qp` keeps it mapped. The record was read with acquire, and the peer leaves the
+        // place alone until it is released; a peer that does not spoils the bytes of its own message alone.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), into.as_mut_ptr(), into.len()) };
+        Ok(())
+    }
+
+    /// Where `length` bytes of a message lie that is not inline: mapped memory, which `self.qp` keeps mapped.
+    fn place_of(&self, received: &Received, length: usize) -> Result<NonNull<u8>> {
         let Own { geometry, control, .. } = &self.qp.memory.own;
         let (base, bytes): (NonNull<u8>, usize) = match &self.qp.memory.inbound {
             _ if received.flags & Record::LANDING != 0 => {
@@ -261,13 +379,11 @@ impl HostEnd {
             InboundPayload::Mirror(mirror) => (mirror.as_ptr(), mirror.len()),
         };
         let at = received.place as usize * abi::PUSHGATE_UNIT as usize;
-        if at.checked_add(into.len()).is_none_or(|end| end > bytes) {
+        if at.checked_add(length).is_none_or(|end| end > bytes) {
             return Err(self.outside());
         }
-        // SAFETY: the source lies within mapped memory, checked above, which `self.qp` keeps mapped. The record was read with acquire,
-        // and the peer leaves the place alone until it is released; a peer that does not spoils the bytes of its own message alone.
-        unsafe { std::ptr::copy_nonoverlapping(base.as_ptr().add(at), into.as_mut_ptr(), into.len()) };
-        Ok(())
+        // SAFETY: the offset lies within the memory, checked above.
+        Ok(unsafe { base.add(at) })
     }
 
     /// The error for a record that names a place which its memory does not have.

@@ -19,7 +19,7 @@ mod verbs;
 
 pub use descriptor::{DeviceEnd, upload_descriptors};
 pub(crate) use descriptor::{check_status, device_addresses, ring};
-pub use host_end::{HostEnd, HostMessage};
+pub use host_end::{HostEnd, HostMessage, InPlace, Staged};
 pub(crate) use join::OwnEnd;
 pub use memory::QpConfig;
 pub use queue_pair::QueuePair;

@@ -1,6 +1,7 @@
 //! The engine of this process as a [`Proxy`].
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use pushgate_core::session::Status;
 use pushgate_driver_shim::memory::SharedMemory;
@@ -104,6 +105,10 @@ impl Proxy for Engine {
 
     fn drive(&self) -> Result<Step, EngineError> {
         self.drive()
+    }
+
+    fn rest(&self, limit: Duration) -> Result<(), EngineError> {
+        self.rest(limit)
     }
 
     fn place(&self) -> &'static str {

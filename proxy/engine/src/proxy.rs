@@ -169,6 +169,13 @@ pub trait Proxy: Send + Sync {
     /// other engine. Returns what the caller may do until the next pass.
     fn drive(&self) -> Result<Step, EngineError>;
 
+    /// A pass, and then the wait of an idle engine ([`Engine::rest`](crate::engine::Engine::rest)); any other engine lets the caller
+    /// sleep.
+    fn rest(&self, limit: Duration) -> Result<(), EngineError> {
+        std::thread::sleep(limit);
+        Ok(())
+    }
+
     /// Why there is no engine, where its process has ended and no other one goes on with the queue pairs.
     fn lost_because(&self) -> Option<EngineError> {
         None

@@ -46,6 +46,6 @@ pub mod watch;
 #[cfg(not(loom))]
 pub use link::*;
 #[cfg(not(loom))]
-pub use process_memory::{HostProcess, PeerProcess, callable as process_vm_readv_callable};
+pub use process_memory::{HostProcess, PeerProcess, Stretch, callable as process_vm_readv_callable};
 #[cfg(not(loom))]
 pub use renew::{Renew, RenewError};

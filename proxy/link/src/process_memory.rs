@@ -1,4 +1,4 @@
-//! Memory of another process of this host, read by one system call: one copy, and
+//! Memory of another process of this host, read or written by one system call: one copy, and
 //! nothing is mapped. What UCX and MPI libraries call CMA.
 //!
 //! The kernel lets a process read another where it might trace it: processes of
@@ -30,7 +30,29 @@ unsafe extern "C" {
         remotes: c_ulong,
         flags: c_ulong,
     ) -> isize;
+    fn process_vm_writev(
+        pid: c_int,
+        local: *const IoVec,
+        locals: c_ulong,
+        remote: *const IoVec,
+        remotes: c_ulong,
+        flags: c_ulong,
+    ) -> isize;
 }
+
+/// A stretch of this process's memory, and one of another process's, of one length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stretch {
+    /// Address in this process.
+    pub here: usize,
+    /// Address in the other process.
+    pub there: u64,
+    /// Bytes, at least 1.
+    pub length: usize,
+}
+
+/// The most stretches of one system call.
+const AT_ONCE: usize = 64;
 
 /// The process of a peer's program, whose memory an end reads.
 pub trait PeerProcess: Send {
@@ -60,6 +82,41 @@ impl HostProcess {
     pub fn of(pid: u32) -> HostProcess {
         let first = Process::of(pid).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::SRCH));
         HostProcess { pid, first }
+    }
+}
+
+impl HostProcess {
+    /// Copies each stretch: out of the other process, or with `into` into the other process. An error says that some of the bytes were
+    /// not copied; others may have been.
+    ///
+    /// # Safety
+    /// The stretches of this process are mapped, free of Rust references, and writable unless `into`.
+    pub unsafe fn copy(&self, into: bool, stretches: &[Stretch]) -> io::Result<()> {
+        let first = self.first.as_ref().map_err(|errno| io::Error::from(*errno))?;
+        // Before the call, for what is written can't be taken back. The kernel gives a number again only once it has given all others.
+        if first.has_ended() {
+            return Err(Errno::SRCH.into());
+        }
+        for some in stretches.chunks(AT_ONCE) {
+            let mut here = [const { IoVec { base: 0, length: 0 } }; AT_ONCE];
+            let mut there = [const { IoVec { base: 0, length: 0 } }; AT_ONCE];
+            let mut wanted = 0;
+            for (i, stretch) in some.iter().enumerate() {
+                here[i] = IoVec { base: stretch.here, length: stretch.length };
+                there[i] = IoVec { base: stretch.there as usize, length: stretch.length };
+                wanted += stretch.length;
+            }
+            let (pid, count) = (self.pid as c_int, some.len() as c_ulong);
+            let call = if into { process_vm_writev } else { process_vm_readv };
+            // SAFETY: `count` vectors each; the kernel checks both sides, and the caller vouches for ours.
+            let n = unsafe { call(pid, here.as_ptr(), count, there.as_ptr(), count, 0) };
+            match usize::try_from(n) {
+                Err(_) => return Err(io::Error::last_os_error()),
+                Ok(n) if n < wanted => return Err(Errno::FAULT.into()),
+                Ok(_) => {}
+            }
+        }
+        if first.has_ended() { Err(Errno::SRCH.into()) } else { Ok(()) }
     }
 }
 
@@ -164,6 +221,35 @@ mod tests {
         // No process has this number.
         assert_eq!(read(0x7fff_fff0, at).unwrap_err().raw_os_error(), Some(3));
         assert_eq!(to, from);
+    }
+
+    #[test]
+    fn stretches_are_copied_both_ways_and_one_that_is_not_mapped_is_an_error() {
+        let own = HostProcess::of(std::process::id());
+        let from: Vec<u8> = (0..200u8).collect();
+        let mut to = vec![0u8; 200];
+        let at = to.as_mut_ptr() as usize;
+        // More than one call takes, in reverse.
+        let stretches: Vec<_> = (0..200)
+            .map(|i| Stretch { here: at + 199 - i, there: from.as_ptr() as u64 + i as u64, length: 1 })
+            .collect();
+        // SAFETY: `to` is ours, and nobody else looks at it meanwhile.
+        unsafe { own.copy(false, &stretches) }.unwrap();
+        assert!(from.iter().rev().eq(&to));
+        let back: Vec<_> = stretches
+            .iter()
+            .map(|s| Stretch {
+                here: s.there as usize,
+                there: at as u64 + s.there - from.as_ptr() as u64,
+                ..*s
+            })
+            .collect();
+        // SAFETY: as above.
+        unsafe { own.copy(true, &back) }.unwrap();
+        assert_eq!(from, to);
+        let wrong = [stretches[0], Stretch { there: 8, ..stretches[1] }];
+        // SAFETY: as above.
+        assert_eq!(unsafe { own.copy(false, &wrong) }.unwrap_err().raw_os_error(), Some(14));
     }
 
     const CHILD: &str = "PUSHGATE_TEST_IS_READ";

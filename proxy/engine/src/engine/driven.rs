@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::interrupt;
 
 use super::command::{EngineError, QpId};
@@ -45,6 +46,10 @@ struct Shared {
     calling: AtomicBool,
     /// Producers and peers were told that the engine sleeps, and no pass has come since. Written with the driver in hand.
     asleep: AtomicBool,
+    /// A thread of the program rests ([`Driven::rest`]): nobody need stand in.
+    resting: AtomicBool,
+    /// The engine's own bell.
+    bell: Arc<EventFd>,
 }
 
 /// What came of a pass.
@@ -59,6 +64,7 @@ enum Pass {
 impl Driven {
     /// Starts the thread, on core `cpu` if there is one.
     pub(super) fn start(driver: Driver, cpu: Option<usize>) -> Result<Self, EngineError> {
+        let bell = driver.bell.clone();
         let shared = Arc::new(Shared {
             driver: Mutex::new(Some(Box::new(driver))),
             calls: Calls::new(),
@@ -66,6 +72,8 @@ impl Driven {
             stopping: AtomicBool::new(false),
             calling: AtomicBool::new(false),
             asleep: AtomicBool::new(false),
+            resting: AtomicBool::new(false),
+            bell,
         });
         let theirs = shared.clone();
         let thread = super::spawn(cpu, move || theirs.stand_by())?;
@@ -106,6 +114,25 @@ impl Driven {
             }
             pass => pass,
         }
+    }
+
+    /// One pass by the caller, who then waits as an idle engine does, until a bell rings or for `limit` at most. A call of another
+    /// thread ends the wait. For one thread at a time.
+    pub(super) fn rest(&self, limit: Duration) -> Result<(), EngineError> {
+        let shared = &*self.shared;
+        // Before the pass: a thread that looks after it leaves the engine to this one. Relaxed: only a hint.
+        shared.resting.store(true, Ordering::Relaxed);
+        let pass = self.call(None);
+        let seen = shared.calls.count();
+        match pass {
+            Pass::Made(Step::Spin) => std::hint::spin_loop(),
+            Pass::Made(Step::Yield) | Pass::Busy => std::thread::yield_now(),
+            Pass::Made(Step::Sleep(step)) => std::thread::sleep(step.min(limit)),
+            Pass::Made(Step::Block(longest)) => shared.block(seen, longest.min(limit)),
+            Pass::Gone => {}
+        }
+        shared.resting.store(false, Ordering::Relaxed);
+        if matches!(pass, Pass::Gone) { Err(EngineError::Gone) } else { Ok(()) }
     }
 
     /// Whether the engine seems to sleep.
@@ -160,6 +187,10 @@ impl Shared {
         // Relaxed, here and below: only a hint. The lock orders what counts.
         if self.asleep.load(Ordering::Relaxed) {
             self.asleep.store(false, Ordering::Relaxed);
+            // The engine does not sleep any more, so nobody rings for the thread that waits.
+            if self.resting.load(Ordering::Relaxed) {
+                self.bell.ring();
+            }
         }
         let pass = || match qp {
             Some(qp) => own.turn(qp),
@@ -194,7 +225,9 @@ impl Shared {
             std::thread::park_timeout(ABSENT);
             // A pass over many queue pairs takes milliseconds, and so does what the program does before its next call. The
             // program is away since the end of its last call, not since the beginning.
-            if self.calls.count() == seen && !calling && !self.stand_in(seen) {
+            // Relaxed: only a hint.
+            let is_away = self.calls.count() == seen && !calling && !self.resting.load(Ordering::Relaxed);
+            if is_away && !self.stand_in(seen) {
                 return;
             }
             seen = self.calls.count();

@@ -172,6 +172,20 @@ impl Engine {
         }
     }
 
+    /// One pass as [`Engine::drive`] makes, and then the wait of an idle engine: at first none, later until a bell rings, a call of
+    /// another thread or `limit`. For the one thread of a program that serves an engine which the program drives; while that thread
+    /// rests, the engine's own does not stand in. An engine that a thread of its own drives makes the caller sleep for `limit`.
+    pub fn rest(&self, limit: Duration) -> Result<(), EngineError> {
+        self.here()?;
+        match &*self.runs {
+            Runs::Caller(driven) => driven.rest(limit),
+            Runs::Thread(_) => {
+                std::thread::sleep(limit);
+                Ok(())
+            }
+        }
+    }
+
     /// A turn of one queue pair of an engine that the caller drives, whose cost does not grow with the number of queue pairs. Every few
     /// microseconds a call makes a pass over all of them. False if there was no turn, because another thread is in a call at the
     /// moment. Of an engine with a thread of its own nothing is left to do, and the answer is true. Any thread may call this.

@@ -1,0 +1,769 @@
+//! An agent: what NIXL calls, and the threads that go on while it calls nothing. One lock guards the connections; copies of host memory
+//! between processes are made outside of it.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use pushgate::{Comm, Context, HostEnd, Settings};
+use pushgate_door::{Door, Secret};
+use pushgate_driver_shim::eventfd::EventFd;
+use std::os::fd::AsFd as _;
+
+use crate::greet::{self, Connection, LONGEST_NAME};
+use crate::pieces::{Element, join};
+use crate::registrations::{Memory, Published};
+use crate::session::{Session, Shared};
+use crate::status::{Result, Status};
+use crate::transfer::{Copying, Transfer, Way};
+use crate::wire::{Place, TOKEN};
+
+/// How long the thread that progresses waits at most for work.
+const REST: Duration = Duration::from_millis(100);
+/// While the program polls, the thread looks this often whether it still does.
+const POLLED: Duration = Duration::from_micros(500);
+/// How long an agent that closes waits for what it has posted.
+const LINGER: Duration = Duration::from_secs(2);
+/// Peers that join at once.
+const MOST_JOINING: usize = 32;
+/// The least window of a connection: it holds several messages on their way.
+const WINDOW: u64 = 8 << 20;
+
+/// An element of a descriptor list, as the face hands it over.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Described {
+    /// Address in its owner's process.
+    pub address: u64,
+    /// Bytes.
+    pub length: u64,
+    /// The device's number.
+    pub device: u64,
+    /// Our number of the registration.
+    pub registration: u64,
+}
+
+/// What waits for a connection.
+enum Waiting {
+    Transfer(Arc<Transfer>),
+    Note(Vec<u8>),
+}
+
+/// An agent whose connection was loaded.
+struct Peer {
+    connection: Connection,
+    session: Option<u64>,
+    dialling: bool,
+    waiting: Vec<Waiting>,
+}
+
+#[derive(Default)]
+struct State {
+    shared: Shared,
+    sessions: HashMap<u64, Session>,
+    peers: HashMap<String, Peer>,
+    transfers: HashMap<u64, Arc<Transfer>>,
+    next: u64,
+    begun: Vec<Arc<Copying>>,
+}
+
+/// Copies that threads make.
+#[derive(Default)]
+struct Copies {
+    waiting: Mutex<VecDeque<Arc<Copying>>>,
+    some: Condvar,
+    threads: AtomicUsize,
+}
+
+struct Core {
+    name: String,
+    instance: String,
+    direct: bool,
+    window: u64,
+    context: Context,
+    connection: Connection,
+    state: Mutex<State>,
+    /// How often the program has polled.
+    polled: AtomicU64,
+    closing: AtomicBool,
+    joining: AtomicUsize,
+    copies: Copies,
+}
+
+/// An agent.
+pub struct Agent {
+    core: Arc<Core>,
+    bell: EventFd,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// Each parameter of the backend that is no setting: name, default, what it says.
+pub const PARAMETERS: [(&str, &str); 1] = [("direct", "true")];
+
+impl Agent {
+    /// Makes an agent. Parameters are `direct` and every setting of pushgate.
+    pub fn open(name: &str, parameters: &[(String, String)]) -> std::result::Result<Agent, String> {
+        if name.is_empty() || name.len() > LONGEST_NAME {
+            return Err(format!("an agent's name has 1 to {LONGEST_NAME} bytes, not {}", name.len()));
+        }
+        let mut settings = Settings::load().map_err(|e| e.to_string())?;
+        let mut direct = true;
+        for (key, value) in parameters {
+            match key.as_str() {
+                "direct" => {
+                    let allowed = || format!("invalid direct `{value}`: expected true or false");
+                    direct = value.parse().map_err(|_| allowed())?;
+                }
+                _ => settings.set(key, value).map_err(|e| e.to_string())?,
+            }
+        }
+        for (key, value) in
+            [("device", "cpu"), ("drive", "caller"), ("proxy", "thread"), ("rendezvous", "none")]
+        {
+            settings.set(key, value).map_err(|e| e.to_string())?;
+        }
+        let window = settings.window_size.max(WINDOW);
+        let context = Context::builder().settings(settings).build().map_err(|e| e.to_string())?;
+        let (_, instance) = Secret::random::<16>().map_err(|e| format!("a random number: {e}"))?;
+        let instance: String = instance.iter().map(|byte| format!("{byte:02x}")).collect();
+        let (door, connection) = greet::open(&context, &instance)?;
+        let core = Arc::new(Core {
+            name: name.into(),
+            instance,
+            direct,
+            window,
+            context,
+            connection,
+            state: Mutex::default(),
+            polled: AtomicU64::new(0),
+            closing: AtomicBool::new(false),
+            joining: AtomicUsize::new(0),
+            copies: Copies::default(),
+        });
+        let mut agent =
+            Agent { core, bell: EventFd::new().map_err(|e| format!("eventfd: {e}"))?, threads: Vec::new() };
+        let bell = agent.bell.try_clone().map_err(|e| format!("eventfd: {e}"))?;
+        agent.spawn("pushgate-nixl", |core| core.run())?;
+        agent.spawn("pushgate-door", move |core| core.let_in(&door, &bell))?;
+        Ok(agent)
+    }
+
+    fn spawn(
+        &mut self,
+        name: &str,
+        run: impl FnOnce(&Arc<Core>) + Send + 'static,
+    ) -> std::result::Result<(), String> {
+        let core = self.core.clone();
+        let started = std::thread::Builder::new().name(name.into()).spawn(move || run(&core));
+        self.threads.push(started.map_err(|e| format!("a thread: {e}"))?);
+        Ok(())
+    }
+
+    /// Registers memory of this process, a value of `nixl_mem_t`.
+    pub fn register(&self, address: u64, length: u64, memory: i32) -> Result<u64> {
+        let memory = Memory::of(memory)?;
+        self.core.state().shared.registrations.add(address, length, memory)
+    }
+
+    /// What other agents need to know of a registration.
+    pub fn publish(&self, key: u64) -> Result<Vec<u8>> {
+        let mut state = self.core.state();
+        let own = state.shared.registrations.own(key)?;
+        let Core { instance, .. } = &*self.core;
+        let published = Published {
+            instance: instance.clone(),
+            key,
+            address: own.address,
+            length: own.length,
+            memory: own.memory,
+        };
+        Ok(serde_json::to_vec(&published).expect("it has no map"))
+    }
+
+    /// Ends a registration. Transfers of this agent that use it are cancelled, and peers that copy directly are waited for.
+    pub fn deregister(&self, key: u64) -> Result<()> {
+        let core = &self.core;
+        let mut state = core.state();
+        let State { shared, sessions, transfers, .. } = &mut *state;
+        let own = shared.registrations.own(key)?;
+        own.ends = true;
+        let used: Vec<_> = transfers.values().filter(|t| t.is_active() && t.uses(key)).cloned().collect();
+        own.leased.iter().filter_map(|number| sessions.get_mut(number).map(|s| s.revoke(key))).for_each(drop);
+        for transfer in &used {
+            core.cancel(&mut state, transfer);
+        }
+        let (begin, limit) = (Instant::now(), core.context.settings().timeout);
+        loop {
+            let held =
+                !state.shared.registrations.own(key)?.leased.is_empty() || used.iter().any(|t| t.is_copied());
+            if !held {
+                state.shared.registrations.remove(key);
+                return Ok(());
+            }
+            if begin.elapsed() >= limit {
+                tracing::error!(
+                    "a peer did not end its use of a registration within {limit:?}: the memory must stay"
+                );
+                return Err(Status::Backend);
+            }
+            core.advance(&mut state);
+            drop(state);
+            let _ = core.context.drive();
+            std::thread::yield_now();
+            state = core.state();
+        }
+    }
+
+    /// How other agents reach this one.
+    pub fn connection(&self) -> Vec<u8> {
+        self.core.connection.to_bytes()
+    }
+
+    /// Notes how an agent is reached.
+    pub fn load_connection(&self, peer: &str, connection: &[u8]) -> Result<()> {
+        let connection = Connection::from_bytes(connection).map_err(|why| {
+            tracing::warn!(peer, "{why}");
+            Status::Mismatch
+        })?;
+        let mut state = self.core.state();
+        if state.peers.get(peer).is_some_and(|known| known.connection == connection) {
+            return Ok(());
+        }
+        self.core.forget(&mut state, peer);
+        // The agent may have connected by itself.
+        let session = state.sessions.values().find(|s| s.instance == connection.instance).map(|s| s.number);
+        state.peers.insert(peer.into(), Peer { connection, session, dialling: false, waiting: Vec::new() });
+        Ok(())
+    }
+
+    /// Begins to connect.
+    pub fn connect(&self, peer: &str) -> Result<()> {
+        if peer == self.core.name {
+            return Ok(());
+        }
+        let mut state = self.core.state();
+        self.core.dial(&mut state, peer)
+    }
+
+    /// Ends the connection with an agent, and forgets how it is reached.
+    pub fn disconnect(&self, peer: &str) -> Result<()> {
+        let mut state = self.core.state();
+        match self.core.forget(&mut state, peer) {
+            true => Ok(()),
+            false if peer == self.core.name => Ok(()),
+            false => Err(Status::NotFound),
+        }
+    }
+
+    /// Reads what an agent published of a registration.
+    pub fn load(&self, peer: &str, published: &[u8], memory: i32) -> Result<u64> {
+        let memory = Memory::of(memory)?;
+        let published: Published = serde_json::from_slice(published).map_err(|e| {
+            tracing::warn!(peer, "metadata of a registration that can't be read: {e}");
+            Status::Mismatch
+        })?;
+        let mut state = self.core.state();
+        let known = state.peers.get(peer).ok_or(Status::NotFound)?;
+        let fits = published.memory == memory && published.address.checked_add(published.length).is_some();
+        if !fits || known.connection.instance != published.instance {
+            tracing::warn!(
+                peer,
+                "metadata of another run of the agent: load what the agent that runs now publishes"
+            );
+            return Err(Status::Mismatch);
+        }
+        Ok(state.shared.registrations.load(peer, published))
+    }
+
+    /// Forgets what was read.
+    pub fn unload(&self, registration: u64) -> Result<()> {
+        self.core.state().shared.registrations.unload(registration)
+    }
+
+    /// Prepares a transfer.
+    pub fn prepare(
+        &self,
+        write: bool,
+        peer: &str,
+        memory: [i32; 2],
+        here: &[Described],
+        there: &[Described],
+    ) -> Result<Arc<Transfer>> {
+        let [own_memory, their_memory] = [Memory::of(memory[0])?, Memory::of(memory[1])?];
+        let mut state = self.core.state();
+        let State { shared, peers, next, .. } = &mut *state;
+        let registrations = &mut shared.registrations;
+        let place = |key: u64, d: &Described| Place { key, address: d.address, length: d.length };
+        let whole = |list: &[Described]| match list.iter().all(|d| d.address.checked_add(d.length).is_some())
+        {
+            true => Ok(()),
+            false => Err(Status::InvalidParam),
+        };
+        whole(here)?;
+        whole(there)?;
+        let own = |d: &Described| {
+            registrations.check(&place(d.registration, d), own_memory).map(|()| d.registration)
+        };
+        let own_keys = keys(here, own)?;
+        let instance;
+        let mut theirs = HashMap::new();
+        if peer == self.core.name {
+            instance = self.core.instance.clone();
+            for d in there {
+                registrations.check(&place(d.registration, d), their_memory)?;
+                theirs.insert(d.registration, d.registration);
+            }
+        } else {
+            instance = peers.get(peer).ok_or(Status::NotFound)?.connection.instance.clone();
+            for d in there {
+                let found = registrations.theirs(d.registration)?;
+                found.check(&place(found.published.key, d), their_memory)?;
+                if found.peer != peer || found.published.instance != instance {
+                    return Err(Status::Mismatch);
+                }
+                theirs.insert(d.registration, found.published.key);
+            }
+        }
+        let element = |d: &Described, key| Element { address: d.address, length: d.length, key };
+        let pieces = join(
+            here.iter().map(|d| element(d, d.registration)),
+            there.iter().map(|d| element(d, theirs[&d.registration])),
+        )?;
+        *next += 1;
+        let mut their_keys: Vec<u64> = theirs.into_values().collect();
+        their_keys.sort_unstable();
+        let own_keys = match peer == self.core.name {
+            true => own_keys.into_iter().chain(their_keys.iter().copied()).collect(),
+            false => own_keys,
+        };
+        let transfer =
+            Arc::new(Transfer::new(*next, write, peer.into(), instance, pieces, own_keys, their_keys));
+        state.transfers.insert(transfer.id, transfer.clone());
+        Ok(transfer)
+    }
+
+    /// Starts a transfer.
+    pub fn post(&self, transfer: &Arc<Transfer>, note: Option<&[u8]>) -> Result<Status> {
+        let core = &self.core;
+        let mut state = core.state();
+        if transfer.is_active() || transfer.is_copied() {
+            return Err(Status::RepostActive);
+        }
+        let live = transfer
+            .own_keys
+            .iter()
+            .all(|key| state.shared.registrations.own(*key).is_ok_and(|own| !own.ends));
+        if !live {
+            return Err(Status::NotFound);
+        }
+        transfer.begin(note.map(<[u8]>::to_vec));
+        if transfer.peer == core.name {
+            let copying = Arc::new(Copying::new(transfer.clone(), Way::Own));
+            transfer.run().copying = Some(copying.clone());
+            drop(state);
+            core.copy(copying);
+            return Ok(Status::of_transfer(transfer));
+        }
+        let begun = core.start(&mut state, Waiting::Transfer(transfer.clone()), &transfer.peer);
+        if let Err(status) = begun {
+            transfer.end(status);
+            return Err(status);
+        }
+        core.advance(&mut state);
+        let begun = std::mem::take(&mut state.begun);
+        drop(state);
+        if begun.is_empty() {
+            let _ = core.context.drive();
+        }
+        begun.into_iter().for_each(|copying| core.copy(copying));
+        Ok(Status::of_transfer(transfer))
+    }
+
+    /// How a transfer stands; moves it on.
+    pub fn check(&self, transfer: &Transfer) -> Status {
+        if !transfer.is_active() {
+            return Status::of_transfer(transfer);
+        }
+        let core = &self.core;
+        // Relaxed: a hint for the thread.
+        core.polled.fetch_add(1, Ordering::Relaxed);
+        let copying = transfer.run().copying.clone();
+        match copying {
+            Some(copying) => core.help(&copying),
+            None => {
+                let _ = core.context.drive();
+                core.progress();
+            }
+        }
+        Status::of_transfer(transfer)
+    }
+
+    /// Cancels a transfer and forgets it. After this nothing of it touches memory of this process.
+    pub fn release(&self, transfer: &Arc<Transfer>) {
+        let core = &self.core;
+        let mut state = core.state();
+        if transfer.is_active() {
+            core.cancel(&mut state, transfer);
+        }
+        state.transfers.remove(&transfer.id);
+        drop(state);
+        // A batch takes less than a millisecond.
+        while transfer.is_copied() {
+            std::thread::yield_now();
+        }
+        transfer.run().copying = None;
+    }
+
+    /// Takes the notifications that have come.
+    pub fn notifications(&self) -> VecDeque<(String, Vec<u8>)> {
+        let core = &self.core;
+        core.progress();
+        let mut state = core.state();
+        state.shared.inbox_bytes = 0;
+        std::mem::take(&mut state.shared.inbox)
+    }
+
+    /// Sends a notification.
+    pub fn notify(&self, peer: &str, text: &[u8]) -> Result<()> {
+        let core = &self.core;
+        let mut state = core.state();
+        if peer == core.name {
+            state.shared.inbox.push_back((peer.into(), text.into()));
+            return Ok(());
+        }
+        core.start(&mut state, Waiting::Note(text.into()), peer)?;
+        core.advance(&mut state);
+        drop(state);
+        let _ = core.context.drive();
+        Ok(())
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let core = &self.core;
+        let begin = Instant::now();
+        while !core.state().sessions.values().all(Session::is_empty) && begin.elapsed() < LINGER {
+            core.progress();
+            let _ = core.context.drive();
+            std::thread::yield_now();
+        }
+        // Relaxed: the joins order the rest.
+        core.closing.store(true, Ordering::Relaxed);
+        self.bell.ring();
+        core.copies.some.notify_all();
+        let _ = core.context.drive();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+        let mut state = core.state();
+        let names: Vec<_> = state.peers.keys().cloned().collect();
+        names.iter().for_each(|peer| _ = core.forget(&mut state, peer));
+        let numbers: Vec<_> = state.sessions.keys().copied().collect();
+        numbers.into_iter().for_each(|number| core.end(&mut state, number, Status::Canceled));
+    }
+}
+
+/// The keys of a list, each once.
+fn keys(list: &[Described], key: impl Fn(&Described) -> Result<u64>) -> Result<Vec<u64>> {
+    let mut all: Vec<u64> = Vec::new();
+    for d in list {
+        let key = key(d)?;
+        // Neighbours are mostly of one registration.
+        if all.last() != Some(&key) {
+            all.push(key);
+        }
+    }
+    all.sort_unstable();
+    all.dedup();
+    Ok(all)
+}
+
+impl Core {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_closing(&self) -> bool {
+        // Relaxed: see `Agent::drop`.
+        self.closing.load(Ordering::Relaxed)
+    }
+
+    // ------------------------------------------------------------ the threads
+
+    /// Progresses while the program does not.
+    fn run(self: &Arc<Self>) {
+        let mut seen = 0;
+        while !self.is_closing() {
+            // A program that polls makes all the progress itself.
+            let polled = self.polled.load(Ordering::Relaxed);
+            if polled != seen {
+                seen = polled;
+                std::thread::sleep(POLLED);
+                continue;
+            }
+            if let Err(e) = self.context.rest(REST) {
+                tracing::error!("the engine has ended: {e}");
+                return;
+            }
+            self.progress();
+        }
+    }
+
+    /// Lets peers in.
+    fn let_in(self: &Arc<Self>, door: &Door, bell: &EventFd) {
+        while !self.is_closing() {
+            let arrival = match door.wait(None, Some(bell.as_fd())) {
+                Ok(Some(arrival)) => arrival,
+                Ok(None) => continue,
+                Err(e) => {
+                    tracing::error!("nobody can connect any more: {e}");
+                    return;
+                }
+            };
+            // Relaxed: a bound, of this thread alone.
+            let room = self.joining.load(Ordering::Relaxed) < MOST_JOINING;
+            let visitor = match greet::receive(&arrival, &self.instance, room) {
+                Ok(visitor) => visitor,
+                Err(why) => {
+                    tracing::warn!(from = %arrival.from, "a peer was refused: {why}");
+                    continue;
+                }
+            };
+            self.joining.fetch_add(1, Ordering::Relaxed);
+            let core = self.clone();
+            self.spawn("pushgate-join", move || {
+                let made = visitor.join(&core.context, core.window);
+                core.joining.fetch_sub(1, Ordering::Relaxed);
+                match made {
+                    Ok(made) => core.connected(visitor.name, visitor.instance, made),
+                    Err(why) => tracing::warn!(peer = visitor.name, "a peer that connected has gone: {why}"),
+                }
+            });
+        }
+    }
+
+    fn spawn(&self, name: &str, run: impl FnOnce() + Send + 'static) {
+        if let Err(e) = std::thread::Builder::new().name(name.into()).spawn(run) {
+            tracing::error!("a thread: {e}");
+        }
+    }
+
+    // ------------------------------------------------------------ connections
+
+    /// Dials a peer, unless there is a connection or a dial.
+    fn dial(self: &Arc<Self>, state: &mut State, name: &str) -> Result<()> {
+        let peer = state.peers.get_mut(name).ok_or(Status::NotFound)?;
+        if peer.session.is_some() || std::mem::replace(&mut peer.dialling, true) {
+            return Ok(());
+        }
+        let (core, name, connection) = (self.clone(), name.to_owned(), peer.connection.clone());
+        self.spawn("pushgate-dial", move || {
+            match connection.dial(&core.context, &core.name, &core.instance, core.window) {
+                Ok(made) => core.connected(name, connection.instance, made),
+                Err(why) => core.unreached(&name, &connection, &why),
+            }
+        });
+        Ok(())
+    }
+
+    fn unreached(&self, name: &str, connection: &Connection, why: &str) {
+        let mut state = self.state();
+        let Some(peer) = state.peers.get_mut(name).filter(|peer| peer.connection == *connection) else {
+            return;
+        };
+        peer.dialling = false;
+        if peer.session.is_some() {
+            return;
+        }
+        tracing::warn!(peer = name, "the agent can't be reached: {why}");
+        for waiting in std::mem::take(&mut peer.waiting) {
+            if let Waiting::Transfer(transfer) = waiting {
+                transfer.end(Status::RemoteDisconnect);
+            }
+        }
+    }
+
+    fn connected(self: &Arc<Self>, name: String, instance: String, (comm, end): (Comm, HostEnd)) {
+        let Ok((_, token)) = Secret::random::<TOKEN>() else { return };
+        let mut state = self.state();
+        if self.is_closing() {
+            return;
+        }
+        state.next += 1;
+        let number = state.next;
+        let session = Session::new(number, name, instance.clone(), comm, end, self.direct, token);
+        state.sessions.insert(number, session);
+        let State { peers, sessions, begun, .. } = &mut *state;
+        let session = sessions.get_mut(&number).expect("inserted above");
+        for peer in peers.values_mut().filter(|peer| peer.connection.instance == instance) {
+            peer.dialling = false;
+            peer.session.get_or_insert(number);
+            for waiting in std::mem::take(&mut peer.waiting) {
+                match waiting {
+                    Waiting::Transfer(transfer) if transfer.is_active() => {
+                        begun.extend(session.start(transfer))
+                    }
+                    Waiting::Transfer(_) => {}
+                    Waiting::Note(text) => session.notify(&text),
+                }
+            }
+        }
+        self.advance(&mut state);
+        let begun = std::mem::take(&mut state.begun);
+        drop(state);
+        begun.into_iter().for_each(|copying| self.copy(copying));
+        let _ = self.context.drive();
+    }
+
+    /// Hands something to a peer's connection, or keeps it until there is one.
+    fn start(self: &Arc<Self>, state: &mut State, what: Waiting, name: &str) -> Result<()> {
+        let State { peers, sessions, begun, .. } = &mut *state;
+        let peer = peers.get_mut(name).ok_or(Status::NotFound)?;
+        if let Waiting::Transfer(transfer) = &what
+            && transfer.instance != peer.connection.instance
+        {
+            return Err(Status::RemoteDisconnect);
+        }
+        match peer.session.and_then(|number| sessions.get_mut(&number)) {
+            Some(session) => match what {
+                Waiting::Transfer(transfer) => begun.extend(session.start(transfer)),
+                Waiting::Note(text) => session.notify(&text),
+            },
+            None => {
+                peer.waiting.push(what);
+                self.dial(state, name)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets a peer, and ends its connection. False: it was not known.
+    fn forget(&self, state: &mut State, name: &str) -> bool {
+        let Some(peer) = state.peers.remove(name) else { return false };
+        for waiting in peer.waiting {
+            if let Waiting::Transfer(transfer) = waiting {
+                transfer.end(Status::Canceled);
+            }
+        }
+        if let Some(number) = peer.session {
+            if let Some(session) = state.sessions.get_mut(&number) {
+                session.flush();
+            }
+            self.end(state, number, Status::Canceled);
+        }
+        true
+    }
+
+    fn end(&self, state: &mut State, number: u64, status: Status) {
+        let Some(session) = state.sessions.remove(&number) else { return };
+        session.end(&mut state.shared.registrations, status);
+        for peer in state.peers.values_mut().filter(|peer| peer.session == Some(number)) {
+            peer.session = None;
+        }
+    }
+
+    /// Cancels a transfer that is under way.
+    fn cancel(&self, state: &mut State, transfer: &Arc<Transfer>) {
+        // With `Copying::help` in one order.
+        transfer.cancelled.store(true, Ordering::SeqCst);
+        transfer.end(Status::Canceled);
+        state.sessions.values_mut().for_each(|session| session.forget(transfer));
+    }
+
+    // --------------------------------------------------------------- progress
+
+    /// Moves all connections on, if no other thread does.
+    fn progress(self: &Arc<Self>) {
+        let Ok(mut state) = self.state.try_lock() else { return };
+        self.advance(&mut state);
+        let begun = std::mem::take(&mut state.begun);
+        drop(state);
+        begun.into_iter().for_each(|copying| self.copy(copying));
+    }
+
+    fn advance(&self, state: &mut State) {
+        let State { shared, sessions, begun, .. } = &mut *state;
+        let mut ended = Vec::new();
+        for session in sessions.values_mut() {
+            if let Err(why) = session.progress(shared, begun) {
+                ended.push((session.number, session.peer.clone(), why));
+            }
+        }
+        for (number, peer, why) in ended {
+            tracing::warn!(peer, "the connection has ended: {why}");
+            self.end(state, number, Status::RemoteDisconnect);
+        }
+    }
+
+    // ----------------------------------------------------------------- copies
+
+    /// Makes a copy: at once if it is small, else with the threads that copy.
+    fn copy(self: &Arc<Self>, copying: Arc<Copying>) {
+        if copying.transfer.is_small() {
+            return self.help(&copying);
+        }
+        let mut waiting = self.copies.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.push_back(copying);
+        drop(waiting);
+        self.copies.some.notify_all();
+        // The program's own thread copies too, when it asks how the transfer stands.
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let wanted = (cores / 2).clamp(1, 4);
+        if self.copies.threads.fetch_max(wanted, Ordering::Relaxed) == 0 {
+            for _ in 0..wanted {
+                let core = self.clone();
+                self.spawn("pushgate-copy", move || core.copy_all());
+            }
+        }
+    }
+
+    fn copy_all(self: &Arc<Self>) {
+        while !self.is_closing() {
+            let mut waiting = self.copies.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+            while waiting.front().is_some_and(|copying| !copying.has_more()) {
+                waiting.pop_front();
+            }
+            let Some(copying) = waiting.front().cloned() else {
+                let wait = self.copies.some.wait_timeout(waiting, REST);
+                drop(wait);
+                continue;
+            };
+            drop(waiting);
+            self.help(&copying);
+        }
+    }
+
+    /// Makes a batch of a copy, and ends the transfer with the last one.
+    fn help(self: &Arc<Self>, copying: &Arc<Copying>) {
+        if !copying.help() {
+            if !copying.has_more() {
+                std::thread::yield_now();
+            }
+            return;
+        }
+        let (transfer, outcome) = (&copying.transfer, copying.outcome());
+        if transfer.run().note.is_none() {
+            return transfer.end(outcome);
+        }
+        let mut state = self.state();
+        if transfer.peer == self.name {
+            if let Some(note) =
+                transfer.run().note.take().filter(|_| outcome == Status::Success && transfer.is_active())
+            {
+                state.shared.inbox.push_back((self.name.clone(), note));
+            }
+            return transfer.end(outcome);
+        }
+        let number = state.peers.get(&transfer.peer).and_then(|peer| peer.session);
+        match number.and_then(|number| state.sessions.get_mut(&number)) {
+            Some(session) => session.finish(transfer, outcome),
+            None => transfer.end(Status::RemoteDisconnect),
+        }
+        self.advance(&mut state);
+        drop(state);
+        let _ = self.context.drive();
+    }
+}

@@ -1,0 +1,658 @@
+//! A connection with another agent: what it owes and is owed, over one queue pair. [`Session::progress`] takes what has come and sends
+//! what there is credit for; it never waits.
+//!
+//! A WRITE goes as payload with its places, and the peer says how many WRITEs are in place. A READ asks in requests of bounded size,
+//! [`JOBS`] of them at once, and the peer sends their payload. Between host memory of two processes of one host the bytes are copied
+//! directly instead, once the peer has leased its registrations (`transfer.rs`).
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use pushgate::{Comm, HostEnd, InPlace};
+
+use crate::pieces::{self, Cursor, Piece};
+use crate::registrations::{Memory, Registrations};
+use crate::status::Status;
+use crate::transfer::{Copying, Lease, Reached, Transfer, Way};
+use crate::wire::{CHUNK, HEAD, MOST_PLACES, Message, Place, TOKEN, payload_after};
+
+/// Requests of READs that are under way at once, each way.
+const JOBS: usize = 16;
+/// Bytes of a request.
+const JOB: u64 = 16 << 20;
+/// Messages that one call takes, and bytes that it sends: it holds the agent's lock.
+const TAKES: usize = 32;
+const SENDS: usize = 2 << 20;
+/// Notifications that nobody has taken, in bytes: then the connection takes no message.
+const MOST_NOTES: usize = 64 << 20;
+/// The longest notification of a peer.
+const LONGEST_NOTE: usize = 16 << 20;
+
+/// Why a connection has ended.
+pub type Ended = String;
+
+/// What the connections of an agent share.
+#[derive(Default)]
+pub struct Shared {
+    /// What is registered.
+    pub registrations: Registrations,
+    /// Notifications that have come: the agent that sent each, and the text.
+    pub inbox: VecDeque<(String, Vec<u8>)>,
+    /// Bytes of them.
+    pub inbox_bytes: usize,
+}
+
+/// A request of ours that the peer answers.
+struct Job {
+    transfer: Arc<Transfer>,
+    cursor: Cursor,
+    left: u64,
+}
+
+/// A request of the peer that we answer.
+struct Serve {
+    job: u64,
+    places: Vec<Place>,
+    index: usize,
+    offset: u64,
+}
+
+enum Leased {
+    Asked,
+    Granted(Arc<Lease>),
+    Refused,
+}
+
+/// Direct copies between two processes of this host.
+enum Direct {
+    /// The peer has not said hello.
+    Unknown,
+    No,
+    Yes(Arc<Reached>),
+}
+
+/// A connection.
+pub struct Session {
+    /// Unique within the agent.
+    pub number: u64,
+    /// The peer's name.
+    pub peer: String,
+    /// Which run of the peer it is.
+    pub instance: String,
+    // Before the communicator, over which its link is replaced.
+    end: HostEnd,
+    comm: Comm,
+    control: VecDeque<(u32, Vec<u8>)>,
+    /// Transfers that wait for the peer's hello or its leases.
+    early: Vec<Arc<Transfer>>,
+    sending: VecDeque<Arc<Transfer>>,
+    sent: VecDeque<Arc<Transfer>>,
+    jobs: HashMap<u64, Job>,
+    next_job: u64,
+    serving: VecDeque<Serve>,
+    serves: bool,
+    /// Parts of a notification.
+    note: Vec<u8>,
+    /// WRITEs of the peer that are in place, and how many the peer was told of.
+    placed: u64,
+    told: u64,
+    /// WRITEs of ours that are in place at the peer.
+    done: u64,
+    /// The peer's WRITE of which some bytes were refused.
+    refused: Option<u64>,
+    direct: Direct,
+    /// What the peer finds in our memory as long as the connection goes on.
+    token: Box<[AtomicU64; 2]>,
+    leases: HashMap<u64, Leased>,
+    copying: Vec<Arc<Copying>>,
+    revoking: Vec<(u64, Arc<Lease>)>,
+}
+
+impl Session {
+    /// A connection that stands. `offers`: whether the peer may copy directly; `token` is random.
+    pub fn new(
+        number: u64,
+        peer: String,
+        instance: String,
+        comm: Comm,
+        end: HostEnd,
+        offers: bool,
+        token: [u8; TOKEN],
+    ) -> Session {
+        let half =
+            |i: usize| AtomicU64::new(u64::from_ne_bytes(token[i..i + 8].try_into().expect("8 bytes")));
+        let kept = Box::new([half(0), half(8)]);
+        let at = if offers { kept.as_ptr() as u64 } else { 0 };
+        Session {
+            number,
+            peer,
+            instance,
+            end,
+            comm,
+            control: [Message::Hello { at, token }.encode()].into(),
+            early: Vec::new(),
+            sending: VecDeque::new(),
+            sent: VecDeque::new(),
+            jobs: HashMap::new(),
+            next_job: 0,
+            serving: VecDeque::new(),
+            serves: false,
+            note: Vec::new(),
+            placed: 0,
+            told: 0,
+            done: 0,
+            refused: None,
+            direct: if offers { Direct::Unknown } else { Direct::No },
+            token: kept,
+            leases: HashMap::new(),
+            copying: Vec::new(),
+            revoking: Vec::new(),
+        }
+    }
+
+    /// Starts a transfer that has begun. A copy that is small was made when this returns a copy that has no more.
+    pub fn start(&mut self, transfer: Arc<Transfer>) -> Option<Arc<Copying>> {
+        match &self.direct {
+            Direct::Unknown => self.early.push(transfer),
+            Direct::No => self.sending.push_back(transfer),
+            Direct::Yes(reached) => {
+                let reached = reached.clone();
+                match self.lease(&transfer) {
+                    Ok(Some(leases)) => {
+                        let copying = Arc::new(Copying::new(transfer, Way::Process(reached, leases)));
+                        copying.transfer.run().copying = Some(copying.clone());
+                        self.copying.push(copying.clone());
+                        return Some(copying);
+                    }
+                    Ok(None) => self.early.push(transfer),
+                    Err(status) => transfer.end(status),
+                }
+            }
+        }
+        None
+    }
+
+    /// The leases of a transfer; asks for those that are missing.
+    fn lease(&mut self, transfer: &Transfer) -> Result<Option<Vec<Arc<Lease>>>, Status> {
+        let mut all = Vec::with_capacity(transfer.their_keys.len());
+        for key in &transfer.their_keys {
+            match self.leases.get(key) {
+                Some(Leased::Granted(lease)) => all.push(lease.clone()),
+                Some(Leased::Asked) => {}
+                Some(Leased::Refused) => return Err(Status::NotFound),
+                None => {
+                    self.leases.insert(*key, Leased::Asked);
+                    self.say(&Message::Ask { key: *key });
+                }
+            }
+        }
+        Ok((all.len() == transfer.their_keys.len()).then_some(all))
+    }
+
+    /// Sends a notification after all that was posted before.
+    pub fn notify(&mut self, text: &[u8]) {
+        let mut parts = text.chunks(CHUNK).peekable();
+        loop {
+            let part = parts.next().unwrap_or_default();
+            let last = parts.peek().is_none();
+            let (tag, mut bytes) = Message::Note { last, payload: HEAD }.encode();
+            bytes.extend(part);
+            self.control.push_back((tag, bytes));
+            if last {
+                return;
+            }
+        }
+    }
+
+    /// Asks the peer to end its use of a registration of ours.
+    pub fn revoke(&mut self, key: u64) {
+        self.say(&Message::Revoke { key });
+    }
+
+    /// Forgets a transfer that was cancelled, as far as it was not begun.
+    pub fn forget(&mut self, transfer: &Arc<Transfer>) {
+        self.early.retain(|other| !Arc::ptr_eq(other, transfer));
+        if transfer.run().cursor == Cursor::default() {
+            self.sending.retain(|other| !Arc::ptr_eq(other, transfer));
+        }
+    }
+
+    /// Whether all that was posted has left.
+    pub fn is_empty(&self) -> bool {
+        self.control.is_empty() && self.sending.is_empty() && self.serving.is_empty() && self.early.is_empty()
+    }
+
+    /// Takes what has come, and sends what can be sent. True if there was something. Copies that can begin go to `begun`.
+    pub fn progress(&mut self, shared: &mut Shared, begun: &mut Vec<Arc<Copying>>) -> Result<bool, Ended> {
+        let received = self.receive(shared, begun)?;
+        self.settle();
+        Ok(self.send(shared)? | received)
+    }
+
+    // ------------------------------------------------------------- receiving
+
+    fn receive(&mut self, shared: &mut Shared, begun: &mut Vec<Arc<Copying>>) -> Result<bool, Ended> {
+        for taken in 0..TAKES {
+            if shared.inbox_bytes >= MOST_NOTES {
+                return Ok(taken > 0);
+            }
+            let Some(message) = self.end.take().map_err(|e| e.to_string())? else {
+                // What came before the end was taken.
+                self.end.queue_pair().check().map_err(|e| e.to_string())?;
+                return Ok(taken > 0);
+            };
+            let read = |from: usize, to: &mut [u8]| {
+                // SAFETY: `to` is a slice; the message is given back below.
+                unsafe { message.copy_to(from, to.as_mut_ptr(), to.len()) }
+            };
+            let kind = message.message();
+            let decoded =
+                Message::decode(kind.tag, kind.length, read).map_err(|why| format!("it sent {why}"))?;
+            self.take(decoded, &message, shared, begun)?;
+            self.end.give_back(1);
+        }
+        Ok(true)
+    }
+
+    fn take(
+        &mut self,
+        decoded: Message,
+        message: &InPlace,
+        shared: &mut Shared,
+        begun: &mut Vec<Arc<Copying>>,
+    ) -> Result<(), Ended> {
+        let length = message.message().length;
+        match decoded {
+            Message::Hello { at, token } => self.hello(at, token, begun)?,
+            Message::Write { transfer, last, places, payload } => {
+                self.place(transfer, &places, payload, message, shared);
+                if last {
+                    self.placed += 1;
+                    self.refused = None;
+                }
+            }
+            Message::Read { job, places } => {
+                if self.serving.len() >= JOBS {
+                    return Err(format!("it sent more than {JOBS} requests at once"));
+                }
+                let checked =
+                    places.iter().try_for_each(|place| shared.registrations.check(place, Memory::Host));
+                match checked {
+                    Ok(()) => self.serving.push_back(Serve { job, places, index: 0, offset: 0 }),
+                    Err(status) => {
+                        self.say(&Message::Data { job, last: true, status: status as i32, payload: HEAD })
+                    }
+                }
+            }
+            Message::Data { job, last, status, payload } => {
+                self.data(job, last, status, (payload, length - payload), message)?;
+            }
+            Message::Note { last, payload } => {
+                let (from, more) = (self.note.len(), length - payload);
+                if from + more > LONGEST_NOTE {
+                    return Err(format!("it sent a notification of more than {LONGEST_NOTE} bytes"));
+                }
+                self.note.resize(from + more, 0);
+                // SAFETY: the vector has these bytes.
+                unsafe { message.copy_to(payload, self.note[from..].as_mut_ptr(), more) };
+                if last {
+                    shared.inbox_bytes += self.note.len();
+                    shared.inbox.push_back((self.peer.clone(), std::mem::take(&mut self.note)));
+                }
+            }
+            Message::Done { count } => {
+                let more = count.checked_sub(self.done).filter(|n| *n <= self.sent.len() as u64);
+                for _ in 0..more.ok_or("it says that transfers are in place which there are not")? {
+                    let transfer = self.sent.pop_front().expect("counted above");
+                    let failed = transfer.run().failed;
+                    transfer.end(failed.unwrap_or(Status::Success));
+                    self.done += 1;
+                }
+            }
+            Message::Failed { transfer, status } => {
+                let all = self.sent.iter().chain(&self.sending);
+                if let Some(transfer) = all.into_iter().find(|other| other.id == transfer) {
+                    transfer.run().failed.get_or_insert(Status::of(status));
+                }
+            }
+            Message::Ask { key } => {
+                let own =
+                    shared.registrations.own(key).ok().filter(|own| !own.ends && own.memory == Memory::Host);
+                let granted = own.map(|own| own.leased.insert(self.number)).is_some();
+                self.say(&Message::Lease { key, granted });
+            }
+            Message::Lease { key, granted } => {
+                let asked = self.leases.get_mut(&key).filter(|lease| matches!(lease, Leased::Asked));
+                let asked = asked.ok_or("it leases what nobody asked for")?;
+                *asked = if granted { Leased::Granted(Arc::default()) } else { Leased::Refused };
+                self.start_early(begun);
+            }
+            Message::Revoke { key } => {
+                // What was refused stays refused: keys are not given twice.
+                if let Some(Leased::Granted(lease)) = self.leases.insert(key, Leased::Refused) {
+                    // With `Copying::help` in one order.
+                    lease.revoked.store(true, Ordering::SeqCst);
+                    self.revoking.push((key, lease));
+                } else {
+                    self.say(&Message::Revoked { key });
+                }
+            }
+            Message::Revoked { key } => {
+                if let Ok(own) = shared.registrations.own(key) {
+                    own.leased.remove(&self.number);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn hello(&mut self, at: u64, token: [u8; TOKEN], begun: &mut Vec<Arc<Copying>>) -> Result<(), Ended> {
+        if let Direct::Unknown = self.direct {
+            // The kernel says which process it is; the token shows that the address is of that process, as we see it.
+            let pid = self.comm.process_of(1 - self.comm.rank()).ok().flatten();
+            let reached = pid.filter(|_| at != 0).and_then(|pid| Reached::find(pid, at, token));
+            tracing::info!(peer = self.peer, direct = reached.is_some(), pid, "connected");
+            self.direct = reached.map_or(Direct::No, |reached| Direct::Yes(Arc::new(reached)));
+            self.start_early(begun);
+        }
+        Ok(())
+    }
+
+    fn start_early(&mut self, begun: &mut Vec<Arc<Copying>>) {
+        for transfer in std::mem::take(&mut self.early) {
+            begun.extend(self.start(transfer));
+        }
+    }
+
+    /// Puts the payload of a peer's WRITE into place.
+    fn place(
+        &mut self,
+        transfer: u64,
+        places: &[Place],
+        mut payload: usize,
+        message: &InPlace,
+        shared: &mut Shared,
+    ) {
+        for place in places {
+            match shared.registrations.check(place, Memory::Host) {
+                // SAFETY: the registration lives, checked above, and with the agent's lock it stays so during the copy; the decoded
+                // places are as long as the payload.
+                Ok(()) => unsafe {
+                    message.copy_to(payload, place.address as *mut u8, place.length as usize)
+                },
+                Err(status) if self.refused != Some(transfer) => {
+                    tracing::warn!(
+                        peer = self.peer,
+                        ?place,
+                        "a WRITE to memory that is not registered was refused"
+                    );
+                    self.refused = Some(transfer);
+                    self.say(&Message::Failed { transfer, status: status as i32 });
+                }
+                Err(_) => {}
+            }
+            payload += place.length as usize;
+        }
+    }
+
+    fn data(
+        &mut self,
+        number: u64,
+        last: bool,
+        status: i32,
+        (mut from, length): (usize, usize),
+        message: &InPlace,
+    ) -> Result<(), Ended> {
+        let job = self.jobs.get_mut(&number).ok_or("it answers a request that there is not")?;
+        if length as u64 > job.left || last && status == 0 && length as u64 != job.left {
+            return Err("its answer is not as long as what was asked for".into());
+        }
+        job.left -= length as u64;
+        let Job { transfer, cursor, .. } = job;
+        let transfer = transfer.clone();
+        for piece in pieces::part(&transfer.pieces, cursor, length as u64, usize::MAX) {
+            let bytes = piece.there.length as usize;
+            // With the agent's lock, which a call that cancels takes too.
+            if !transfer.cancelled.load(Ordering::Relaxed) {
+                // SAFETY: the piece lies in registrations that live: deregistering cancels the transfer.
+                unsafe { message.copy_to(from, piece.here as *mut u8, bytes) };
+            }
+            from += bytes;
+        }
+        if status != 0 {
+            transfer.run().failed.get_or_insert(Status::of(status));
+        }
+        if last {
+            self.jobs.remove(&number);
+            transfer.run().jobs -= 1;
+            self.maybe_read(&transfer);
+        }
+        Ok(())
+    }
+
+    /// Ends a READ, if all of it was asked for and answered.
+    fn maybe_read(&mut self, transfer: &Arc<Transfer>) {
+        let run = transfer.run();
+        if run.jobs > 0 || run.cursor.piece < transfer.pieces.len() && run.failed.is_none() {
+            return;
+        }
+        let failed = run.failed;
+        drop(run);
+        self.sending.retain(|other| !Arc::ptr_eq(other, transfer));
+        self.finish(transfer, failed.unwrap_or(Status::Success));
+    }
+
+    /// Ends a transfer whose notification has not been sent.
+    pub fn finish(&mut self, transfer: &Arc<Transfer>, status: Status) {
+        if status == Status::Success
+            && transfer.is_active()
+            && let Some(note) = transfer.run().note.take()
+        {
+            self.notify(&note);
+        }
+        transfer.end(status);
+    }
+
+    /// Ends copies whose last batch is done, and answers revocations that nothing holds up any more.
+    fn settle(&mut self) {
+        self.copying.retain(|copying| copying.transfer.is_active() || copying.is_running());
+        let Session { revoking, copying, .. } = self;
+        let free = |lease: &Arc<Lease>| !copying.iter().any(|c| c.uses(lease) && c.is_running());
+        let (done, held) = std::mem::take(revoking).into_iter().partition(|(_, lease)| free(lease));
+        self.revoking = held;
+        for (key, _) in <Vec<_> as IntoIterator>::into_iter(done) {
+            self.say(&Message::Revoked { key });
+        }
+    }
+
+    // --------------------------------------------------------------- sending
+
+    fn say(&mut self, message: &Message) {
+        self.control.push_back(message.encode());
+    }
+
+    fn send(&mut self, shared: &mut Shared) -> Result<bool, Ended> {
+        let (mut some, mut left) = (false, SENDS);
+        loop {
+            if self.told < self.placed {
+                self.told = self.placed;
+                self.say(&Message::Done { count: self.told });
+            }
+            while let Some((tag, bytes)) = self.control.front() {
+                if !self.end.try_send(bytes, *tag).map_err(|e| e.to_string())? {
+                    return Ok(some);
+                }
+                self.control.pop_front();
+                some = true;
+            }
+            if left == 0 {
+                return Ok(true);
+            }
+            // By turns, so that neither way waits for the other.
+            self.serves = !self.serves;
+            let first = if self.serves { self.serve(shared)? } else { self.send_transfer()? };
+            let sent = match first {
+                None if self.serves => self.send_transfer()?,
+                None => self.serve(shared)?,
+                some => some,
+            };
+            let Some(bytes) = sent else { return Ok(some) };
+            (some, left) = (true, left.saturating_sub(bytes.max(1)));
+        }
+    }
+
+    /// Sends a part of the peer's oldest request. The bytes; `None`: there is none, or no credit.
+    fn serve(&mut self, shared: &mut Shared) -> Result<Option<usize>, Ended> {
+        let Some(serve) = self.serving.front_mut() else { return Ok(None) };
+        let rest: u64 = serve.places[serve.index..].iter().map(|p| p.length).sum::<u64>() - serve.offset;
+        let bytes = rest.min(CHUNK as u64) as usize;
+        let (mut last, mut status) = (bytes as u64 == rest, 0);
+        let payload = payload_after(0);
+        let tag = Message::Data { job: serve.job, last, status, payload }.encode().0;
+        let Some(staged) = self.end.stage(payload + bytes, tag).map_err(|e| e.to_string())? else {
+            return Ok(None);
+        };
+        let (mut to, mut left) = (payload, bytes);
+        while left > 0 {
+            let place = serve.places[serve.index];
+            let length = (place.length - serve.offset).min(left as u64);
+            if let Err(e) = shared.registrations.check(&place, Memory::Host) {
+                // The registration has ended meanwhile.
+                (last, status) = (true, e as i32);
+                break;
+            }
+            // SAFETY: the registration lives, checked above, and stays so as long as this has the agent's lock; what was staged has room
+            // for `bytes` behind the head.
+            unsafe {
+                let from = (place.address + serve.offset) as *const u8;
+                std::ptr::copy_nonoverlapping(from, staged.as_ptr().as_ptr().add(to), length as usize);
+            }
+            (to, left, serve.offset) = (to + length as usize, left - length as usize, serve.offset + length);
+            if serve.offset == place.length {
+                (serve.index, serve.offset) = (serve.index + 1, 0);
+            }
+        }
+        let (_, head) = Message::Data { job: serve.job, last, status, payload }.encode();
+        // SAFETY: the head is shorter than what was staged.
+        unsafe { std::ptr::copy_nonoverlapping(head.as_ptr(), staged.as_ptr().as_ptr(), head.len()) };
+        self.end.publish(staged);
+        if last {
+            self.serving.pop_front();
+        }
+        Ok(Some(bytes))
+    }
+
+    /// Sends the next message of the oldest transfer.
+    fn send_transfer(&mut self) -> Result<Option<usize>, Ended> {
+        let Some(transfer) = self.sending.front().cloned() else { return Ok(None) };
+        if transfer.write { self.send_write(&transfer) } else { self.send_read(&transfer) }
+    }
+
+    fn send_write(&mut self, transfer: &Arc<Transfer>) -> Result<Option<usize>, Ended> {
+        let mut run = transfer.run();
+        let mut cursor = run.cursor;
+        // With the agent's lock, which a call that cancels takes too.
+        let cancelled = transfer.cancelled.load(Ordering::Relaxed);
+        let parts: Vec<Piece> = match cancelled {
+            true => Vec::new(),
+            false => pieces::message(&transfer.pieces, &mut cursor).collect(),
+        };
+        let last = cancelled || cursor.piece == transfer.pieces.len();
+        let payload = payload_after(parts.len());
+        let places: Vec<Place> = parts.iter().map(|p| p.there).collect();
+        let bytes: usize = places.iter().map(|p| p.length as usize).sum();
+        let (tag, head) = Message::Write { transfer: transfer.id, last, places, payload }.encode();
+        let Some(staged) = self.end.stage(payload + bytes, tag).map_err(|e| e.to_string())? else {
+            return Ok(None);
+        };
+        // SAFETY: what was staged has room for the head and for the payload behind it. The pieces lie in registrations that live:
+        // deregistering cancels the transfer, with the agent's lock.
+        unsafe {
+            let to = staged.as_ptr().as_ptr();
+            std::ptr::copy_nonoverlapping(head.as_ptr(), to, head.len());
+            let mut to = to.add(payload);
+            for piece in &parts {
+                let length = piece.there.length as usize;
+                std::ptr::copy_nonoverlapping(piece.here as *const u8, to, length);
+                to = to.add(length);
+            }
+        }
+        self.end.publish(staged);
+        run.cursor = cursor;
+        if last {
+            let note = run.note.take().filter(|_| !cancelled);
+            drop(run);
+            self.sending.pop_front();
+            self.sent.push_back(transfer.clone());
+            if let Some(note) = note {
+                self.notify(&note);
+            }
+        }
+        Ok(Some(bytes))
+    }
+
+    fn send_read(&mut self, transfer: &Arc<Transfer>) -> Result<Option<usize>, Ended> {
+        if self.jobs.len() >= JOBS {
+            return Ok(None);
+        }
+        let mut run = transfer.run();
+        let begin = run.cursor;
+        let ends = transfer.cancelled.load(Ordering::Relaxed) || run.failed.is_some();
+        let places: Vec<Place> = match ends {
+            true => Vec::new(),
+            false => {
+                pieces::part(&transfer.pieces, &mut run.cursor, JOB, MOST_PLACES).map(|p| p.there).collect()
+            }
+        };
+        if ends || places.is_empty() {
+            drop(run);
+            self.sending.pop_front();
+            self.maybe_read(transfer);
+            return Ok(Some(0));
+        }
+        self.next_job += 1;
+        let job = self.next_job;
+        run.jobs += 1;
+        let all = run.cursor.piece == transfer.pieces.len();
+        drop(run);
+        let left = places.iter().map(|p| p.length).sum();
+        self.jobs.insert(job, Job { transfer: transfer.clone(), cursor: begin, left });
+        self.say(&Message::Read { job, places });
+        if all {
+            self.sending.pop_front();
+        }
+        Ok(Some(0))
+    }
+
+    // ----------------------------------------------------------------- the end
+
+    /// Waits until the peer has all that was sent, or the queue pair's own limit.
+    pub fn flush(&mut self) {
+        let _ = self.end.flush();
+    }
+
+    /// Ends the connection: nothing of it goes on, and its transfers fail.
+    pub fn end(mut self, registrations: &mut Registrations, status: Status) {
+        // Release: the peer's system call reads these words after it was asked for; it copies nothing once it has seen zeros.
+        self.token.iter().for_each(|word| word.store(0, Ordering::Release));
+        for lease in self.leases.values() {
+            if let Leased::Granted(lease) = lease {
+                lease.revoked.store(true, Ordering::SeqCst);
+            }
+        }
+        let jobs = self.jobs.drain().map(|(_, job)| job.transfer);
+        let copies = self.copying.drain(..).map(|copying| copying.transfer.clone());
+        for transfer in self
+            .early
+            .drain(..)
+            .chain(self.sending.drain(..))
+            .chain(self.sent.drain(..))
+            .chain(jobs)
+            .chain(copies)
+        {
+            transfer.end(status);
+        }
+        registrations.all().for_each(|(_, own)| _ = own.leased.remove(&self.number));
+    }
+}

@@ -1,0 +1,304 @@
+//! A transfer that a program has prepared, from its post to its end, and the copies of one that needs no message for its bytes: of
+//! host memory between processes of one host, or within one process.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use pushgate_link::{HostProcess, PeerProcess as _, Stretch};
+
+use crate::pieces::{Cursor, Piece, cuts, part};
+use crate::status::Status;
+use crate::wire::TOKEN;
+
+/// Bytes that one thread copies between two looks at what may end the copy.
+const BATCH: u64 = 512 << 10;
+/// Pieces of a batch.
+const BATCH_PIECES: usize = 512;
+/// Stretches of a system call.
+const AT_ONCE: usize = 64;
+/// `ESRCH`.
+const NO_PROCESS: i32 = 3;
+
+/// What the other end has promised for a registration: its memory may be touched until it revokes.
+#[derive(Debug, Default)]
+pub struct Lease {
+    /// The peer has revoked it.
+    pub revoked: AtomicBool,
+}
+
+/// A peer's process, whose memory this one may touch.
+pub struct Reached {
+    process: HostProcess,
+    /// Where the peer keeps the token of the connection, until the connection has ended for it.
+    at: u64,
+    token: [u8; TOKEN],
+}
+
+impl Reached {
+    /// The process that has this number, if the token lies there.
+    pub fn find(pid: u32, at: u64, token: [u8; TOKEN]) -> Option<Reached> {
+        let process = HostProcess::of(pid);
+        let reached = Reached { process, at, token };
+        reached.is_open().ok().filter(|open| *open).map(|_| reached)
+    }
+
+    /// Whether the connection goes on, as the peer sees it.
+    fn is_open(&self) -> io::Result<bool> {
+        let mut token = [0; TOKEN];
+        // SAFETY: the array is ours, and not looked at before the call is over.
+        let n = unsafe { self.process.read(self.at, token.as_mut_ptr() as usize, TOKEN)? };
+        Ok(n == TOKEN && token == self.token)
+    }
+}
+
+/// How the bytes of a run go.
+pub enum Way {
+    /// By a system call, between this process and the peer's, as long as no lease is revoked.
+    Process(Arc<Reached>, Vec<Arc<Lease>>),
+    /// Within this process.
+    Own,
+}
+
+/// One posting of a transfer that is copied here. Any thread may make its batches.
+pub struct Copying {
+    /// The transfer.
+    pub transfer: Arc<Transfer>,
+    way: Way,
+    /// The next batch that nobody has taken.
+    next: AtomicUsize,
+    /// Batches that are not done.
+    left: AtomicUsize,
+    /// Threads within a batch.
+    running: AtomicUsize,
+    /// 0, or the status with which it fails.
+    failed: AtomicI32,
+}
+
+/// A transfer of a program.
+pub struct Transfer {
+    /// Unique within the agent.
+    pub id: u64,
+    /// From here to the peer.
+    pub write: bool,
+    /// The other agent; the agent itself for a transfer within it.
+    pub peer: String,
+    /// Which run of the peer published the memory.
+    pub instance: String,
+    /// What is transferred.
+    pub pieces: Vec<Piece>,
+    /// The registrations of this process that the pieces lie in.
+    pub own_keys: Vec<u64>,
+    /// The peer's.
+    pub their_keys: Vec<u64>,
+    /// Where each batch of a copy begins, and the end.
+    batches: Vec<Cursor>,
+    /// A value of [`Status`].
+    status: AtomicI32,
+    /// Nothing of it may touch memory of this process any more.
+    pub cancelled: AtomicBool,
+    run: Mutex<Run>,
+}
+
+/// What a posted transfer has to do besides.
+#[derive(Default)]
+pub struct Run {
+    /// The notification that follows it.
+    pub note: Option<Vec<u8>>,
+    /// Where the next message begins.
+    pub cursor: Cursor,
+    /// Requests of a READ that were sent and are not answered.
+    pub jobs: usize,
+    /// Why it has failed, though more messages of it may come.
+    pub failed: Option<Status>,
+    /// The copy, if it is one.
+    pub copying: Option<Arc<Copying>>,
+}
+
+impl Transfer {
+    /// A transfer that is not posted yet.
+    #[expect(clippy::too_many_arguments, reason = "the fields of a struct that is made in one place")]
+    pub fn new(
+        id: u64,
+        write: bool,
+        peer: String,
+        instance: String,
+        pieces: Vec<Piece>,
+        own_keys: Vec<u64>,
+        their_keys: Vec<u64>,
+    ) -> Transfer {
+        Transfer {
+            id,
+            write,
+            peer,
+            instance,
+            batches: cuts(&pieces, BATCH, BATCH_PIECES),
+            pieces,
+            own_keys,
+            their_keys,
+            status: AtomicI32::new(Status::NotPosted as i32),
+            cancelled: AtomicBool::new(false),
+            run: Mutex::default(),
+        }
+    }
+
+    /// How it stands.
+    pub fn status(&self) -> i32 {
+        // Acquire: whoever sees the end also sees the bytes.
+        self.status.load(Ordering::Acquire)
+    }
+
+    /// Whether it is posted and has not ended.
+    pub fn is_active(&self) -> bool {
+        self.status() == Status::InProgress as i32
+    }
+
+    /// Begins a run.
+    pub fn begin(&self, note: Option<Vec<u8>>) {
+        self.cancelled.store(false, Ordering::Relaxed);
+        *self.run() = Run { note, ..Run::default() };
+        self.status.store(Status::InProgress as i32, Ordering::Release);
+    }
+
+    /// Ends the run, if it has not ended.
+    pub fn end(&self, status: Status) {
+        let in_progress = Status::InProgress as i32;
+        // Release: the bytes are there for whoever sees the end.
+        let _ =
+            self.status.compare_exchange(in_progress, status as i32, Ordering::Release, Ordering::Relaxed);
+    }
+
+    /// What the run has to do.
+    pub fn run(&self) -> MutexGuard<'_, Run> {
+        self.run.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it uses a registration of this process.
+    pub fn uses(&self, key: u64) -> bool {
+        self.own_keys.contains(&key)
+    }
+
+    /// Whether a thread copies bytes of it now.
+    pub fn is_copied(&self) -> bool {
+        self.run().copying.as_ref().is_some_and(|copying| copying.is_running())
+    }
+
+    /// Whether one batch is all.
+    pub fn is_small(&self) -> bool {
+        self.batches.len() <= 2
+    }
+}
+
+impl Copying {
+    /// A copy of all of a transfer.
+    pub fn new(transfer: Arc<Transfer>, way: Way) -> Copying {
+        let left = AtomicUsize::new(transfer.batches.len() - 1);
+        let (next, running, failed) = Default::default();
+        Copying { transfer, way, next, left, running, failed }
+    }
+
+    /// Makes one batch. True if that was the last: then the caller ends the transfer with [`Copying::outcome`].
+    pub fn help(&self) -> bool {
+        // Relaxed: the number is only taken once.
+        let index = self.next.fetch_add(1, Ordering::Relaxed);
+        if index >= self.transfer.batches.len() - 1 {
+            return false;
+        }
+        // With `may_go_on`, which follows it, in one order with a revocation and its look at `is_running`: either this thread sees the
+        // revocation, or the one that revokes sees this thread.
+        self.running.fetch_add(1, Ordering::SeqCst);
+        if self.failed.load(Ordering::Relaxed) == 0 {
+            let done = self.may_go_on().and_then(|()| self.copy(index).map_err(|e| self.status_of(&e)));
+            if let Err(status) = done {
+                // Relaxed: `left` orders it.
+                self.failed.store(status as i32, Ordering::Relaxed);
+            }
+        }
+        self.running.fetch_sub(1, Ordering::SeqCst);
+        // AcqRel: the last one has seen what all others wrote.
+        self.left.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// Whether a batch is left that nobody has taken.
+    pub fn has_more(&self) -> bool {
+        // Relaxed: a hint.
+        self.next.load(Ordering::Relaxed) < self.transfer.batches.len() - 1
+    }
+
+    /// Whether a thread is within a batch. After `cancelled` or a lease's `revoked` was stored, false means that no thread touches the
+    /// memory any more.
+    pub fn is_running(&self) -> bool {
+        self.running.load(Ordering::SeqCst) > 0
+    }
+
+    /// Whether it uses this lease.
+    pub fn uses(&self, lease: &Arc<Lease>) -> bool {
+        matches!(&self.way, Way::Process(_, leases) if leases.iter().any(|own| Arc::ptr_eq(own, lease)))
+    }
+
+    /// How it has ended, after the last batch.
+    pub fn outcome(&self) -> Status {
+        Status::of(self.failed.load(Ordering::Relaxed))
+    }
+
+    fn may_go_on(&self) -> Result<(), Status> {
+        if self.transfer.cancelled.load(Ordering::SeqCst) {
+            return Err(Status::Canceled);
+        }
+        match &self.way {
+            Way::Process(_, leases) if leases.iter().any(|lease| lease.revoked.load(Ordering::SeqCst)) => {
+                Err(Status::NotFound)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn status_of(&self, e: &io::Error) -> Status {
+        tracing::warn!(peer = self.transfer.peer, "copying between two processes: {e}");
+        match e.kind() {
+            _ if e.raw_os_error() == Some(NO_PROCESS) => Status::RemoteDisconnect,
+            _ => Status::Backend,
+        }
+    }
+
+    fn copy(&self, index: usize) -> io::Result<()> {
+        let transfer = &*self.transfer;
+        let mut cursor = transfer.batches[index];
+        let mut pieces = part(&transfer.pieces, &mut cursor, BATCH, BATCH_PIECES);
+        match &self.way {
+            Way::Own => pieces.for_each(|piece| {
+                let (from, to) = match transfer.write {
+                    true => (piece.here, piece.there.address),
+                    false => (piece.there.address, piece.here),
+                };
+                // SAFETY: both ranges lie in registrations of this agent, checked at the post, whose memory the program keeps until
+                // it deregisters; deregistering cancels and waits for this batch. `copy`, for they may overlap.
+                unsafe { std::ptr::copy(from as *const u8, to as *mut u8, piece.there.length as usize) };
+            }),
+            Way::Process(reached, _) => {
+                if !reached.is_open()? {
+                    return Err(io::Error::from_raw_os_error(NO_PROCESS));
+                }
+                let mut some = [Stretch { here: 0, there: 0, length: 0 }; AT_ONCE];
+                loop {
+                    let mut count = 0;
+                    for (stretch, Piece { here, there }) in some.iter_mut().zip(&mut pieces) {
+                        *stretch = Stretch {
+                            here: here as usize,
+                            there: there.address,
+                            length: there.length as usize,
+                        };
+                        count += 1;
+                    }
+                    if count == 0 {
+                        break;
+                    }
+                    // SAFETY: as above for the ranges here. The others lie in registrations that the peer has leased to us, and
+                    // their revocation waits for this batch.
+                    unsafe { reached.process.copy(transfer.write, &some[..count])? };
+                }
+            }
+        }
+        Ok(())
+    }
+}
