@@ -371,12 +371,13 @@ impl Agent {
             transfer.end(status);
             return Err(status);
         }
-        core.advance(&mut state);
-        let begun = std::mem::take(&mut state.begun);
-        drop(state);
-        if begun.is_empty() {
+        // A copy that needs no message begins at once.
+        if state.begun.is_empty() {
+            core.advance(&mut state);
             let _ = core.context.drive();
         }
+        let begun = std::mem::take(&mut state.begun);
+        drop(state);
         begun.into_iter().for_each(|copying| core.copy(copying));
         Ok(Status::of_transfer(transfer))
     }
@@ -703,7 +704,10 @@ impl Core {
     /// Makes a copy: at once if it is small, else with the threads that copy.
     fn copy(self: &Arc<Self>, copying: Arc<Copying>) {
         if copying.transfer.is_small() {
-            return self.help(&copying);
+            while copying.has_more() {
+                self.help(&copying);
+            }
+            return;
         }
         let mut waiting = self.copies.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.push_back(copying);

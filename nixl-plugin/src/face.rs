@@ -227,7 +227,6 @@ unsafe extern "C" fn pushgate_nixl_unload(to: *const Agent, registration: u64) -
 }
 
 #[unsafe(no_mangle)]
-#[expect(clippy::too_many_arguments, reason = "face.h's")]
 unsafe extern "C" fn pushgate_nixl_prepare(
     to: *const Agent,
     write: c_int,
@@ -240,9 +239,9 @@ unsafe extern "C" fn pushgate_nixl_prepare(
     transfer: *mut *const Transfer,
 ) -> c_int {
     call(|| {
-        // SAFETY: face.h's rules: `count` elements each.
         let list = |at: *const Described| match count {
             0 => &[][..],
+            // SAFETY: face.h's rules: `count` elements each.
             _ => unsafe { std::slice::from_raw_parts(at, count) },
         };
         let memory = [local_memory, remote_memory];

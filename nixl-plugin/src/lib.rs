@@ -8,6 +8,7 @@
 
 mod agent;
 mod face;
+mod gate;
 mod greet;
 mod log;
 mod pieces;

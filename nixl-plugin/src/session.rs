@@ -7,14 +7,15 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use pushgate::{Comm, HostEnd, InPlace};
 
+use crate::gate::{Gate, Reached};
 use crate::pieces::{self, Cursor, Piece};
 use crate::registrations::{Memory, Registrations};
 use crate::status::Status;
-use crate::transfer::{Copying, Lease, Reached, Transfer, Way};
+use crate::transfer::{Copying, Lease, Transfer, Way};
 use crate::wire::{CHUNK, HEAD, MOST_PLACES, Message, Place, TOKEN, payload_after};
 
 /// Requests of READs that are under way at once, each way.
@@ -102,8 +103,8 @@ pub struct Session {
     /// The peer's WRITE of which some bytes were refused.
     refused: Option<u64>,
     direct: Direct,
-    /// What the peer finds in our memory as long as the connection goes on.
-    token: Box<[AtomicU64; 2]>,
+    /// What lets the peer copy directly.
+    gate: Option<Gate>,
     leases: HashMap<u64, Leased>,
     copying: Vec<Arc<Copying>>,
     revoking: Vec<(u64, Arc<Lease>)>,
@@ -120,17 +121,17 @@ impl Session {
         offers: bool,
         token: [u8; TOKEN],
     ) -> Session {
-        let half =
-            |i: usize| AtomicU64::new(u64::from_ne_bytes(token[i..i + 8].try_into().expect("8 bytes")));
-        let kept = Box::new([half(0), half(8)]);
-        let at = if offers { kept.as_ptr() as u64 } else { 0 };
+        let gate = offers
+            .then(|| Gate::new(&token))
+            .and_then(|made| made.inspect_err(|e| tracing::warn!(peer, "no direct copies: {e}")).ok());
+        let place = gate.as_ref().map_or(0, Gate::place);
         Session {
             number,
             peer,
             instance,
             end,
             comm,
-            control: [Message::Hello { at, token }.encode()].into(),
+            control: [Message::Hello { place, token }.encode()].into(),
             early: Vec::new(),
             sending: VecDeque::new(),
             sent: VecDeque::new(),
@@ -143,8 +144,8 @@ impl Session {
             told: 0,
             done: 0,
             refused: None,
-            direct: if offers { Direct::Unknown } else { Direct::No },
-            token: kept,
+            direct: if gate.is_some() { Direct::Unknown } else { Direct::No },
+            gate,
             leases: HashMap::new(),
             copying: Vec::new(),
             revoking: Vec::new(),
@@ -264,7 +265,7 @@ impl Session {
     ) -> Result<(), Ended> {
         let length = message.message().length;
         match decoded {
-            Message::Hello { at, token } => self.hello(at, token, begun)?,
+            Message::Hello { place, token } => self.hello(place, &token, begun),
             Message::Write { transfer, last, places, payload } => {
                 self.place(transfer, &places, payload, message, shared);
                 if last {
@@ -347,16 +348,15 @@ impl Session {
         Ok(())
     }
 
-    fn hello(&mut self, at: u64, token: [u8; TOKEN], begun: &mut Vec<Arc<Copying>>) -> Result<(), Ended> {
+    fn hello(&mut self, place: u64, token: &[u8; TOKEN], begun: &mut Vec<Arc<Copying>>) {
         if let Direct::Unknown = self.direct {
-            // The kernel says which process it is; the token shows that the address is of that process, as we see it.
+            // The kernel says which process it is; the token shows that it is the one that this process numbers so.
             let pid = self.comm.process_of(1 - self.comm.rank()).ok().flatten();
-            let reached = pid.filter(|_| at != 0).and_then(|pid| Reached::find(pid, at, token));
-            tracing::info!(peer = self.peer, direct = reached.is_some(), pid, "connected");
+            let reached = pid.filter(|_| place != 0).and_then(|pid| Reached::find(pid, place, token));
+            tracing::info!(peer = self.peer, pid, direct = reached.is_some(), "connected");
             self.direct = reached.map_or(Direct::No, |reached| Direct::Yes(Arc::new(reached)));
             self.start_early(begun);
         }
-        Ok(())
     }
 
     fn start_early(&mut self, begun: &mut Vec<Arc<Copying>>) {
@@ -634,8 +634,9 @@ impl Session {
 
     /// Ends the connection: nothing of it goes on, and its transfers fail.
     pub fn end(mut self, registrations: &mut Registrations, status: Status) {
-        // Release: the peer's system call reads these words after it was asked for; it copies nothing once it has seen zeros.
-        self.token.iter().for_each(|word| word.store(0, Ordering::Release));
+        if self.gate.as_ref().is_some_and(|gate| !gate.close()) {
+            tracing::error!(peer = self.peer, "the peer copies directly though its connection has ended");
+        }
         for lease in self.leases.values() {
             if let Leased::Granted(lease) = lease {
                 lease.revoked.store(true, Ordering::SeqCst);

@@ -5,14 +5,16 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use pushgate_link::{HostProcess, PeerProcess as _, Stretch};
+use pushgate_link::Stretch;
 
+use crate::gate::Reached;
 use crate::pieces::{Cursor, Piece, cuts, part};
 use crate::status::Status;
-use crate::wire::TOKEN;
 
 /// Bytes that one thread copies between two looks at what may end the copy.
 const BATCH: u64 = 512 << 10;
+/// Batches of a transfer that the posting thread copies alone.
+const SMALL: usize = 2;
 /// Pieces of a batch.
 const BATCH_PIECES: usize = 512;
 /// Stretches of a system call.
@@ -25,31 +27,6 @@ const NO_PROCESS: i32 = 3;
 pub struct Lease {
     /// The peer has revoked it.
     pub revoked: AtomicBool,
-}
-
-/// A peer's process, whose memory this one may touch.
-pub struct Reached {
-    process: HostProcess,
-    /// Where the peer keeps the token of the connection, until the connection has ended for it.
-    at: u64,
-    token: [u8; TOKEN],
-}
-
-impl Reached {
-    /// The process that has this number, if the token lies there.
-    pub fn find(pid: u32, at: u64, token: [u8; TOKEN]) -> Option<Reached> {
-        let process = HostProcess::of(pid);
-        let reached = Reached { process, at, token };
-        reached.is_open().ok().filter(|open| *open).map(|_| reached)
-    }
-
-    /// Whether the connection goes on, as the peer sees it.
-    fn is_open(&self) -> io::Result<bool> {
-        let mut token = [0; TOKEN];
-        // SAFETY: the array is ours, and not looked at before the call is over.
-        let n = unsafe { self.process.read(self.at, token.as_mut_ptr() as usize, TOKEN)? };
-        Ok(n == TOKEN && token == self.token)
-    }
 }
 
 /// How the bytes of a run go.
@@ -117,7 +94,6 @@ pub struct Run {
 
 impl Transfer {
     /// A transfer that is not posted yet.
-    #[expect(clippy::too_many_arguments, reason = "the fields of a struct that is made in one place")]
     pub fn new(
         id: u64,
         write: bool,
@@ -183,9 +159,9 @@ impl Transfer {
         self.run().copying.as_ref().is_some_and(|copying| copying.is_running())
     }
 
-    /// Whether one batch is all.
+    /// Whether the thread that posts it copies it faster than another one wakes.
     pub fn is_small(&self) -> bool {
-        self.batches.len() <= 2
+        self.batches.len() - 1 <= SMALL
     }
 }
 
@@ -276,9 +252,7 @@ impl Copying {
                 unsafe { std::ptr::copy(from as *const u8, to as *mut u8, piece.there.length as usize) };
             }),
             Way::Process(reached, _) => {
-                if !reached.is_open()? {
-                    return Err(io::Error::from_raw_os_error(NO_PROCESS));
-                }
+                let _open = reached.enter().ok_or_else(|| io::Error::from_raw_os_error(NO_PROCESS))?;
                 let mut some = [Stretch { here: 0, there: 0, length: 0 }; AT_ONCE];
                 loop {
                     let mut count = 0;
@@ -295,7 +269,7 @@ impl Copying {
                     }
                     // SAFETY: as above for the ranges here. The others lie in registrations that the peer has leased to us, and
                     // their revocation waits for this batch.
-                    unsafe { reached.process.copy(transfer.write, &some[..count])? };
+                    unsafe { reached.process().copy(transfer.write, &some[..count])? };
                 }
             }
         }

@@ -13,7 +13,7 @@ pub const CHUNK: usize = 256 << 10;
 const ALIGN: usize = 64;
 /// The longest message.
 pub const LONGEST: usize = HEAD + MOST_PLACES * PLACE + ALIGN + CHUNK;
-/// Bytes of the token by which an agent shows that a process is its own.
+/// Bytes of the token by which an agent knows a process.
 pub const TOKEN: usize = 16;
 
 /// Why a message was refused.
@@ -33,10 +33,10 @@ pub struct Place {
 /// A message without its payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// The first message of each end: where its process has the token.
+    /// The first message of each end: where its process has the page of its gate.
     Hello {
-        /// Address of the token.
-        at: u64,
+        /// Number of the page's descriptor; 0: there is none.
+        place: u64,
         /// The token.
         token: [u8; TOKEN],
     },
@@ -137,9 +137,9 @@ impl Message {
     pub fn encode(&self) -> (u32, Vec<u8>) {
         use Message::*;
         let (tag, words, places): (u32, [u64; 4], &[Place]) = match self {
-            Hello { at, token } => {
+            Hello { place, token } => {
                 let half = |i: usize| u64::from_le_bytes(token[i..i + 8].try_into().expect("8 bytes"));
-                (kind::HELLO, [*at, half(0), half(8), 0], &[])
+                (kind::HELLO, [*place, half(0), half(8), 0], &[])
             }
             Write { transfer, last, places, payload } => {
                 (kind::WRITE, [*transfer, places.len() as u64, *payload as u64, (*last).into()], places)
@@ -213,7 +213,7 @@ impl Message {
             kind::HELLO => {
                 let mut token = [0; TOKEN];
                 token.copy_from_slice(&head[8..24]);
-                alone(Message::Hello { at: a, token })
+                alone(Message::Hello { place: a, token })
             }
             kind::WRITE => {
                 let ((places, total), payload) = (places()?, payload()?);
@@ -250,7 +250,7 @@ mod tests {
         let places =
             vec![Place { key: 7, address: 4096, length: 3 }, Place { key: 8, address: 1, length: 4 }];
         vec![
-            (Message::Hello { at: 5, token: *b"0123456789abcdef" }, 0),
+            (Message::Hello { place: 5, token: *b"0123456789abcdef" }, 0),
             (
                 Message::Write { transfer: 1, last: true, places: places.clone(), payload: payload_after(2) },
                 7,

@@ -86,17 +86,15 @@ impl HostProcess {
 }
 
 impl HostProcess {
-    /// Copies each stretch: out of the other process, or with `into` into the other process. An error says that some of the bytes were
-    /// not copied; others may have been.
+    /// Copies each stretch: out of the process that has the number now, or with `into` into it. An error says that some of the bytes
+    /// were not copied; others may have been.
+    ///
+    /// The caller knows by what it finds in that process that it is the right one: the kernel gives the number of a process that has
+    /// ended to another one, at the earliest once it has given all other numbers.
     ///
     /// # Safety
     /// The stretches of this process are mapped, free of Rust references, and writable unless `into`.
     pub unsafe fn copy(&self, into: bool, stretches: &[Stretch]) -> io::Result<()> {
-        let first = self.first.as_ref().map_err(|errno| io::Error::from(*errno))?;
-        // Before the call, for what is written can't be taken back. The kernel gives a number again only once it has given all others.
-        if first.has_ended() {
-            return Err(Errno::SRCH.into());
-        }
         for some in stretches.chunks(AT_ONCE) {
             let mut here = [const { IoVec { base: 0, length: 0 } }; AT_ONCE];
             let mut there = [const { IoVec { base: 0, length: 0 } }; AT_ONCE];
@@ -116,7 +114,7 @@ impl HostProcess {
                 Ok(_) => {}
             }
         }
-        if first.has_ended() { Err(Errno::SRCH.into()) } else { Ok(()) }
+        Ok(())
     }
 }
 
