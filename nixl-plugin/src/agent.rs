@@ -24,7 +24,7 @@ use crate::wire::{Place, TOKEN};
 const REST: Duration = Duration::from_millis(100);
 /// While the program polls, the thread looks this often whether it still does.
 const POLLED: Duration = Duration::from_micros(500);
-/// How long an agent that closes waits for what it has posted.
+/// How long an end waits at most for what was posted.
 const LINGER: Duration = Duration::from_secs(2);
 /// Peers that join at once.
 const MOST_JOINING: usize = 32;
@@ -249,6 +249,8 @@ impl Agent {
 
     /// Ends the connection with an agent, and forgets how it is reached.
     pub fn disconnect(&self, peer: &str) -> Result<()> {
+        let session = self.core.state().peers.get(peer).and_then(|peer| peer.session);
+        self.core.linger(|session_of| session.is_some_and(|number| session_of == number));
         let mut state = self.core.state();
         match self.core.forget(&mut state, peer) {
             true => Ok(()),
@@ -445,12 +447,7 @@ impl Agent {
 impl Drop for Agent {
     fn drop(&mut self) {
         let core = &self.core;
-        let begin = Instant::now();
-        while !core.state().sessions.values().all(Session::is_empty) && begin.elapsed() < LINGER {
-            core.progress();
-            let _ = core.context.drive();
-            std::thread::yield_now();
-        }
+        core.linger(|_| true);
         // Relaxed: the joins order the rest.
         core.closing.store(true, Ordering::Relaxed);
         self.bell.ring();
@@ -650,12 +647,21 @@ impl Core {
             }
         }
         if let Some(number) = peer.session {
-            if let Some(session) = state.sessions.get_mut(&number) {
-                session.flush();
-            }
             self.end(state, number, Status::Canceled);
         }
         true
+    }
+
+    /// Waits for a moment until the peers of some connections have all that was posted: a notification may be the last thing.
+    fn linger(self: &Arc<Self>, of: impl Fn(u64) -> bool) {
+        let begin = Instant::now();
+        while begin.elapsed() < LINGER
+            && !self.state().sessions.values().filter(|s| of(s.number)).all(Session::is_empty)
+        {
+            self.progress();
+            let _ = self.context.drive();
+            std::thread::yield_now();
+        }
     }
 
     fn end(&self, state: &mut State, number: u64, status: Status) {

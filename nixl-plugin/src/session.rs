@@ -219,9 +219,13 @@ impl Session {
         }
     }
 
-    /// Whether all that was posted has left.
+    /// Whether the peer has all that was posted.
     pub fn is_empty(&self) -> bool {
-        self.control.is_empty() && self.sending.is_empty() && self.serving.is_empty() && self.early.is_empty()
+        self.end.is_flushed()
+            && self.control.is_empty()
+            && self.sending.is_empty()
+            && self.serving.is_empty()
+            && self.early.is_empty()
     }
 
     /// Takes what has come, and sends what can be sent. True if there was something. Copies that can begin go to `begun`.
@@ -626,11 +630,6 @@ impl Session {
     }
 
     // ----------------------------------------------------------------- the end
-
-    /// Waits until the peer has all that was sent, or the queue pair's own limit.
-    pub fn flush(&mut self) {
-        let _ = self.end.flush();
-    }
 
     /// Ends the connection: nothing of it goes on, and its transfers fail.
     pub fn end(mut self, registrations: &mut Registrations, status: Status) {

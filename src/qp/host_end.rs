@@ -238,7 +238,12 @@ impl HostEnd {
 
     /// Waits until the peer has all that was posted.
     pub fn flush(&mut self) -> Result<()> {
-        self.until("the peer's answer", |end| Ok(end.producer.delivered() >= end.producer.slots()))
+        self.until("the peer's answer", |end| Ok(end.is_flushed()))
+    }
+
+    /// Whether the peer has all that was posted.
+    pub fn is_flushed(&self) -> bool {
+        self.producer.delivered() >= self.producer.slots()
     }
 
     /// Takes the next message into `into`. `None`: there is none.
