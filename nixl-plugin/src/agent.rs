@@ -15,7 +15,7 @@ use std::os::fd::AsFd as _;
 use crate::greet::{self, Connection, LONGEST_NAME};
 use crate::pieces::{Element, join};
 use crate::registrations::{Memory, Published};
-use crate::session::{Session, Shared};
+use crate::session::{Ended, Session, Shared};
 use crate::status::{Result, Status};
 use crate::transfer::{Copying, Transfer, Way};
 use crate::wire::{Place, TOKEN};
@@ -85,7 +85,7 @@ struct Core {
     context: Context,
     connection: Connection,
     state: Mutex<State>,
-    /// How often the program has polled.
+    /// How often the program has polled, and so made progress.
     polled: AtomicU64,
     closing: AtomicBool,
     joining: AtomicUsize,
@@ -390,12 +390,12 @@ impl Agent {
             return Status::of_transfer(transfer);
         }
         let core = &self.core;
-        // Relaxed: a hint for the thread.
-        core.polled.fetch_add(1, Ordering::Relaxed);
         let copying = transfer.run().copying.clone();
         match copying {
             Some(copying) => core.help(&copying),
             None => {
+                // Relaxed: a hint for the thread.
+                core.polled.fetch_add(1, Ordering::Relaxed);
                 let _ = core.context.drive();
                 core.progress();
             }
@@ -700,7 +700,10 @@ impl Core {
             }
         }
         for (number, peer, why) in ended {
-            tracing::warn!(peer, "the connection has ended: {why}");
+            match why {
+                Ended::Left => tracing::info!(peer, "the agent has ended the connection"),
+                Ended::Failed(why) => tracing::warn!(peer, "the connection has ended: {why}"),
+            }
             self.end(state, number, Status::RemoteDisconnect);
         }
     }

@@ -31,7 +31,33 @@ const MOST_NOTES: usize = 64 << 20;
 const LONGEST_NOTE: usize = 16 << 20;
 
 /// Why a connection has ended.
-pub type Ended = String;
+pub enum Ended {
+    /// The peer has ended it.
+    Left,
+    /// Something failed, or the peer did what it may not.
+    Failed(String),
+}
+
+impl From<pushgate::Error> for Ended {
+    fn from(e: pushgate::Error) -> Ended {
+        match e {
+            pushgate::Error::Aborted { .. } => Ended::Left,
+            other => Ended::Failed(other.to_string()),
+        }
+    }
+}
+
+impl From<String> for Ended {
+    fn from(why: String) -> Ended {
+        Ended::Failed(why)
+    }
+}
+
+impl From<&str> for Ended {
+    fn from(why: &str) -> Ended {
+        Ended::Failed(why.into())
+    }
+}
 
 /// What the connections of an agent share.
 #[derive(Default)]
@@ -242,9 +268,9 @@ impl Session {
             if shared.inbox_bytes >= MOST_NOTES {
                 return Ok(taken > 0);
             }
-            let Some(message) = self.end.take().map_err(|e| e.to_string())? else {
+            let Some(message) = self.end.take()? else {
                 // What came before the end was taken.
-                self.end.queue_pair().check().map_err(|e| e.to_string())?;
+                self.end.queue_pair().check()?;
                 return Ok(taken > 0);
             };
             let read = |from: usize, to: &mut [u8]| {
@@ -279,7 +305,7 @@ impl Session {
             }
             Message::Read { job, places } => {
                 if self.serving.len() >= JOBS {
-                    return Err(format!("it sent more than {JOBS} requests at once"));
+                    return Err(format!("it sent more than {JOBS} requests at once").into());
                 }
                 let checked =
                     places.iter().try_for_each(|place| shared.registrations.check(place, Memory::Host));
@@ -296,7 +322,7 @@ impl Session {
             Message::Note { last, payload } => {
                 let (from, more) = (self.note.len(), length - payload);
                 if from + more > LONGEST_NOTE {
-                    return Err(format!("it sent a notification of more than {LONGEST_NOTE} bytes"));
+                    return Err(format!("it sent a notification of more than {LONGEST_NOTE} bytes").into());
                 }
                 self.note.resize(from + more, 0);
                 // SAFETY: the vector has these bytes.
@@ -484,7 +510,7 @@ impl Session {
                 self.say(&Message::Done { count: self.told });
             }
             while let Some((tag, bytes)) = self.control.front() {
-                if !self.end.try_send(bytes, *tag).map_err(|e| e.to_string())? {
+                if !self.end.try_send(bytes, *tag)? {
                     return Ok(some);
                 }
                 self.control.pop_front();
@@ -514,7 +540,7 @@ impl Session {
         let (mut last, mut status) = (bytes as u64 == rest, 0);
         let payload = payload_after(0);
         let tag = Message::Data { job: serve.job, last, status, payload }.encode().0;
-        let Some(staged) = self.end.stage(payload + bytes, tag).map_err(|e| e.to_string())? else {
+        let Some(staged) = self.end.stage(payload + bytes, tag)? else {
             return Ok(None);
         };
         let (mut to, mut left) = (payload, bytes);
@@ -567,7 +593,7 @@ impl Session {
         let places: Vec<Place> = parts.iter().map(|p| p.there).collect();
         let bytes: usize = places.iter().map(|p| p.length as usize).sum();
         let (tag, head) = Message::Write { transfer: transfer.id, last, places, payload }.encode();
-        let Some(staged) = self.end.stage(payload + bytes, tag).map_err(|e| e.to_string())? else {
+        let Some(staged) = self.end.stage(payload + bytes, tag)? else {
             return Ok(None);
         };
         // SAFETY: what was staged has room for the head and for the payload behind it. The pieces lie in registrations that live:
@@ -636,6 +662,8 @@ impl Session {
         if self.gate.as_ref().is_some_and(|gate| !gate.close()) {
             tracing::error!(peer = self.peer, "the peer copies directly though its connection has ended");
         }
+        // The queue pair's own end would tell the peer nothing as long as nothing is under way.
+        self.comm.abort();
         for lease in self.leases.values() {
             if let Leased::Granted(lease) = lease {
                 lease.revoked.store(true, Ordering::SeqCst);

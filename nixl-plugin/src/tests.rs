@@ -1,9 +1,14 @@
 //! Two agents of this process, over each way that bytes take.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use pushgate::{Context, Settings};
+
 use crate::agent::{Agent, Described};
+use crate::greet::Connection;
 use crate::status::Status;
+use crate::wire::{HEAD, Message, PLACE, Place};
 
 /// What a test lets pass before it calls a wait a hang.
 const HANG: Duration = Duration::from_secs(60);
@@ -26,9 +31,14 @@ struct Memory {
 
 impl Memory {
     fn new(agent: &Agent, bytes: usize, seed: usize) -> Memory {
+        Memory::within(agent, bytes, seed, 0)
+    }
+
+    /// Memory of which `guard` bytes at each end are not registered.
+    fn within(agent: &Agent, bytes: usize, seed: usize, guard: usize) -> Memory {
         let all: Vec<u8> = (0..bytes).map(|i| (i * 31 + i / 251 + seed) as u8).collect();
         let at = Box::into_raw(all.into_boxed_slice()).cast::<u8>();
-        let key = agent.register(at as u64, bytes as u64, 0).unwrap();
+        let key = agent.register((at as usize + guard) as u64, (bytes - 2 * guard) as u64, 0).unwrap();
         Memory { at, bytes, key }
     }
 
@@ -58,13 +68,20 @@ fn run(agent: &Agent, transfer: &std::sync::Arc<crate::transfer::Transfer>, note
     status
 }
 
+/// Waits for a notification, which is the only one.
 fn next_note(agent: &Agent) -> (String, Vec<u8>) {
+    let mut all = notes(agent);
+    assert_eq!(all.len(), 1);
+    all.pop_front().expect("counted above")
+}
+
+/// Waits for notifications.
+fn notes(agent: &Agent) -> VecDeque<(String, Vec<u8>)> {
     let begin = Instant::now();
     loop {
-        let mut all = agent.notifications();
-        if let Some(note) = all.pop_front() {
-            assert!(all.is_empty());
-            return note;
+        let all = agent.notifications();
+        if !all.is_empty() {
+            return all;
         }
         assert!(begin.elapsed() < HANG, "a notification does not come");
         std::thread::yield_now();
@@ -106,4 +123,115 @@ fn p6_writes_and_reads_of_scattered_pages_end_with_the_bytes_in_place_and_their_
         }
         assert!(second.notifications().is_empty());
     }
+}
+
+/// Random numbers that a seed fixes (splitmix64).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+}
+
+/// Bytes at each end of the victim's memory that are not registered.
+const GUARD: u64 = 4096;
+
+/// A message that a hostile agent may send: mostly one that can be read, about memory that is not the agent's to touch.
+fn hostile(random: &mut Random, victim: &Memory) -> (u32, Vec<u8>) {
+    let (begin, end) = (victim.at as u64 + GUARD, victim.at as u64 + victim.bytes as u64 - GUARD);
+    let key = [victim.key, victim.key, 0, random.next()][random.below(4) as usize];
+    let address = [end, end - 4, begin - 8, begin - 1, 4096, random.next()][random.below(6) as usize];
+    let places = vec![Place { key, address, length: 8 }; random.below(4) as usize];
+    let number = random.below(3);
+    let message = match random.below(24) {
+        0 => Message::Hello { place: random.below(64), token: [number as u8; 16] },
+        1 | 2 | 12.. => {
+            Message::Write { transfer: number, last: true, payload: HEAD + places.len() * PLACE, places }
+        }
+        3 => Message::Read { job: number, places },
+        4 => Message::Data { job: number, last: true, status: 0, payload: HEAD },
+        5 => Message::Note { last: number == 0, payload: HEAD },
+        6 => Message::Done { count: number },
+        7 => Message::Failed { transfer: number, status: -3 },
+        8 => Message::Ask { key },
+        9 => Message::Lease { key, granted: true },
+        10 => Message::Revoke { key },
+        11 => Message::Revoked { key },
+    };
+    let (mut tag, mut bytes) = message.encode();
+    if let Message::Write { places, .. } = &message {
+        bytes.resize(bytes.len() + 8 * places.len(), 0xee);
+    }
+    match random.below(40) {
+        0 => tag = random.next() as u32,
+        1 => bytes.truncate(random.below(bytes.len() as u64 + 1) as usize),
+        2 => {
+            let at = random.below(bytes.len() as u64) as usize;
+            bytes[at] ^= 1 << random.below(8);
+        }
+        3 => bytes.extend(vec![0xee; random.below(10_000) as usize]),
+        _ => {}
+    }
+    (tag, bytes)
+}
+
+#[test]
+fn p8_a_hostile_agent_touches_no_memory_and_stops_no_other_connection() {
+    let way = [("qp", "local")];
+    let [friend, victim] = [agent("friend", &way), agent("victim", &way)];
+    friend.load_connection("victim", &victim.connection()).unwrap();
+    let (here, secret, open) = (
+        Memory::new(&friend, 4096, 3),
+        Memory::within(&victim, 3 * 4096, 4, GUARD as usize),
+        Memory::new(&victim, 4096, 5),
+    );
+    let loaded = friend.load("victim", &victim.publish(open.key).unwrap(), 0).unwrap();
+    let transfer = friend
+        .prepare(true, "victim", [0, 0], &[here.part(0, 4096, here.key)], &[open.part(0, 4096, loaded)])
+        .unwrap();
+    let mut settings = Settings::default();
+    for (key, value) in [("device", "cpu"), ("qp", "local"), ("timeout", "20s")] {
+        settings.set(key, value).unwrap();
+    }
+    let context = Context::builder().settings(settings).build().unwrap();
+    let connection = Connection::from_bytes(&victim.connection()).unwrap();
+    let (before, mut random) = (secret.content(), Random(1));
+    for round in 0..60u32 {
+        let (comm, mut end) = connection.dial(&context, "hostile", "another instance", 1 << 20).unwrap();
+        for _ in 0..40 {
+            let (tag, bytes) = hostile(&mut random, &secret);
+            // Once the victim has ended the connection, no message goes.
+            if end.send(&bytes, tag).is_err() {
+                break;
+            }
+        }
+        drop((end, comm));
+        assert_eq!(run(&friend, &transfer, Some(b"friend")), Status::Success, "round {round}");
+        assert!(open.content() == here.content());
+        // A hostile agent may send notifications too.
+        while !notes(&victim).contains(&("friend".into(), b"friend".to_vec())) {}
+        assert!(secret.content() == before, "round {round}");
+    }
+    // What is no metadata of an agent.
+    for round in 0..2000 {
+        let mut bytes = if round % 2 == 0 { victim.connection() } else { victim.publish(open.key).unwrap() };
+        let at = random.below(bytes.len() as u64) as usize;
+        match random.below(3) {
+            0 => bytes[at] = random.next() as u8,
+            1 => bytes.truncate(at),
+            _ => bytes.insert(at, random.next() as u8),
+        }
+        let _ = friend.load_connection("stranger", &bytes);
+        let _ = friend.load("victim", &bytes, 0);
+    }
+    assert_eq!(run(&friend, &transfer, None), Status::Success);
 }

@@ -1,4 +1,4 @@
-//! Builds the NCCL plugin's shared library, under the name that NCCL looks for.
+//! Builds the plugins' shared libraries, under the names that NCCL and NIXL look for.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,4 +25,12 @@ pub fn build(paths: &Paths, nvcc: Option<&Path>, guard: Guard) -> Result<PathBuf
         .and_then(|_| fs::rename(&new, &wanted))
         .with_context(|| format!("cannot put {} to {}", made.display(), wanted.display()))?;
     Ok(wanted)
+}
+
+/// Builds the NIXL plugin for release and returns its path.
+pub fn build_nixl(paths: &Paths, guard: Guard) -> Result<PathBuf> {
+    let mut cargo = process::cargo(&paths.root);
+    cargo.args(["build", "--quiet", "--release", "--package", "pushgate-nixl-plugin"]);
+    process::run_quietly(cargo, guard)?;
+    Ok(paths.target.join("release/libplugin_PUSHGATE.so"))
 }

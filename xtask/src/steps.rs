@@ -10,6 +10,7 @@ use crate::bench::{Bench, Outcome, passed};
 use crate::output::{self, Output, say};
 use crate::programs::{Kind, Program};
 use crate::system::{self, Need};
+use crate::venv::Venv;
 use crate::{
     aarch64, bindings, cuda, layout, package, plugin, process, programs, progress, promises, sim, site,
     supply_chain, test_programs, vm, words,
@@ -218,6 +219,15 @@ pub const STEPS: &[Step] = &[
                 "--no-fail-fast",
             ])
         },
+    },
+    Step {
+        name: "nixl",
+        budget: 130,
+        when: When::Default,
+        lane: Lane::Main,
+        needs: &[Need::Cxx, Need::Python],
+        about: "programs over NIXL's own wheel with the plugin as its backend (tests/nixl); fetches the wheel once",
+        run: nixl,
     },
     Step {
         name: "metrics",
@@ -466,12 +476,24 @@ pub const STEPS: &[Step] = &[
     },
 ];
 
+/// NIXL as its users install it, and what its Python module imports.
+const NIXL_WHEELS: &[&str] = &["nixl-cu13==1.5.1", "numpy==2.4.6"];
+
 /// What installing the C library needs, and what programs are built and run with against it.
 const C_API_NEEDS: &[Need] = &[Need::Cxx, Need::Strip, Need::CBuild, Need::Valgrind];
 
 /// The names of all steps.
 pub fn names() -> impl Iterator<Item = &'static str> {
     STEPS.iter().map(|step| step.name)
+}
+
+fn nixl(bench: &mut Bench) -> Result<Outcome> {
+    let plugin = plugin::build_nixl(&bench.paths, bench.guard)?;
+    let venv = Venv::new(&bench.paths, "nixl-venv", NIXL_WHEELS, "NIXL's wheel");
+    venv.make(&bench.paths, bench.guard)?;
+    let mut run = process::command(venv.program("python"), &bench.paths.root.join("tests/nixl"));
+    run.arg("run.py").arg("--plugin").arg(plugin).args(["--seconds", if bench.full { "20" } else { "5" }]);
+    passed(process::run(run, bench.guard))
 }
 
 fn kernels(bench: &mut Bench) -> Result<Outcome> {

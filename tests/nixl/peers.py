@@ -1,0 +1,215 @@
+"""Processes with NIXL agents, and what the programs of this folder do with them.
+
+A program runs in the parent, which asks its peers by pipes; a peer is a process of its own, so that it can be killed."""
+
+import ctypes
+import multiprocessing
+import os
+import sys
+import time
+
+import numpy
+
+# What a program lets pass before it calls a wait a hang.
+HANG = 60
+
+
+class Peer:
+    """A process with an agent. Calls run there, one after the other, while `background` calls go on beside them."""
+
+    def __init__(self, name, backend, parameters=None, size=1 << 20, seed=0, quiet=False):
+        context = multiprocessing.get_context("spawn")
+        self.name, self.pipe = name, None
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, name, backend, parameters or {}, size, seed, quiet))
+        self.process.start()
+        theirs.close()
+        self.metadata, self.address = self._answer()
+
+    def _answer(self):
+        if not self.pipe.poll(HANG):
+            self.kill()
+            raise TimeoutError(f"{self.name} does not answer")
+        good, value = self.pipe.recv()
+        if not good:
+            raise RuntimeError(f"{self.name}: {value}")
+        return value
+
+    def ask(self, what, *arguments):
+        """Asks for a call of `Served`, without waiting."""
+        self.pipe.send((what, arguments))
+
+    def call(self, what, *arguments):
+        self.ask(what, *arguments)
+        return self._answer()
+
+    answer = _answer
+
+    def kill(self):
+        self.process.kill()
+        self.process.join()
+
+    def end(self):
+        if self.process.is_alive():
+            self.pipe.send(("end", ()))
+        self.process.join(HANG)
+        if self.process.exitcode is None:
+            self.kill()
+            raise TimeoutError(f"{self.name} does not end")
+        return self.process.exitcode
+
+
+def content(size, seed):
+    return numpy.random.default_rng(seed).integers(0, 256, size, dtype=numpy.uint8)
+
+
+class Served:
+    """What a peer's process does."""
+
+    def __init__(self, name, backend, parameters, size, seed, quiet):
+        from nixl_cu13 import nixl_agent, nixl_agent_config
+
+        self.backend, self.quiet = backend, quiet
+        self.agent = nixl_agent(name, nixl_agent_config(backends=[]))
+        self.agent.create_backend(backend, parameters)
+        self.memory = content(size, seed)
+        self.registered = self.agent.register_memory([(self.address(), size, 0, "")], "DRAM")
+        self.known, self.notes = {}, []
+
+    def address(self):
+        return self.memory.ctypes.data
+
+    def metadata(self):
+        return self.agent.get_agent_metadata()
+
+    def load(self, metadata):
+        name = self.agent.add_remote_agent(metadata)
+        return name.decode() if isinstance(name, bytes) else name
+
+    def remove(self, name):
+        self.agent.remove_remote_agent(name)
+
+    def bytes(self, offset, length):
+        return self.memory[offset : offset + length].tobytes()
+
+    def fill(self, seed):
+        self.memory[:] = content(len(self.memory), seed)
+
+    def register_again(self):
+        """Ends the registration and makes a new one; the new metadata."""
+        self.agent.deregister_memory(self.registered)
+        self.registered = self.agent.register_memory([(self.address(), len(self.memory), 0, "")], "DRAM")
+        return self.metadata()
+
+    def deregister(self):
+        self.agent.deregister_memory(self.registered)
+
+    def prepare(self, operation, here, there, peer, note=b""):
+        """A handle for lists of (address, length)."""
+        own = self.agent.get_xfer_descs([(a, n, 0) for a, n in here], "DRAM")
+        theirs = self.agent.get_xfer_descs([(a, n, 0) for a, n in there], "DRAM")
+        return self.agent.initialize_xfer(operation, own, theirs, peer, note, [self.backend])
+
+    def wait(self, handle, note=b""):
+        """Posts and waits; how it ended."""
+        state, begin = self.agent.transfer(handle, note), time.monotonic()
+        while state == "PROC":
+            if time.monotonic() - begin > HANG:
+                raise TimeoutError("a transfer hangs")
+            state = self.agent.check_xfer_state(handle)
+        return state
+
+    def transfer(self, operation, here, there, peer, note=b""):
+        """Prepares, runs and releases a transfer between offsets here and addresses there."""
+        handle = self.prepare(operation, [(self.address() + o, n) for o, n in here], there, peer, note)
+        try:
+            return self.wait(handle, note)
+        finally:
+            self.agent.release_xfer_handle(handle)
+
+    def try_transfer(self, *arguments):
+        """As `transfer`; an error is an answer too."""
+        try:
+            return self.transfer(*arguments)
+        except TimeoutError:
+            raise
+        except Exception as error:  # NIXL's own classes, one for each status.
+            return type(error).__name__
+
+    def traffic(self, operation, there, peer, seconds):
+        """Transfers of all of the memory, one after the other; how often each outcome came, until one is no success."""
+        done, end = 0, time.monotonic() + seconds
+        while time.monotonic() < end:
+            outcome = self.try_transfer(operation, [(0, len(self.memory))], [(there, len(self.memory))], peer)
+            if outcome != "DONE":
+                return done, outcome
+            done += 1
+        return done, "DONE"
+
+    def cancel(self, there, peer):
+        """Releases transfers that have just been posted."""
+        size = len(self.memory)
+        for _ in range(50):
+            handle = self.prepare("WRITE", [(self.address(), size)], [(there, size)], peer)
+            self.agent.transfer(handle)
+            self.agent.release_xfer_handle(handle)
+
+    def notify(self, peer, texts):
+        for text in texts:
+            self.agent.send_notif(peer, text)
+
+    def noted(self, count, seconds=HANG):
+        """Waits for notifications: all that came, as (agent, text)."""
+        end = time.monotonic() + seconds
+        while len(self.notes) < count and time.monotonic() < end:
+            for name, texts in self.agent.get_new_notifs().items():
+                self.notes += [(name.decode() if isinstance(name, bytes) else name, text) for text in texts]
+        notes, self.notes = self.notes, []
+        return notes
+
+    def sleep(self, seconds):
+        time.sleep(seconds)
+
+    def rate(self, operation, shapes, there, peer, seconds):
+        """Median seconds of each shape (count, bytes), scattered over all of the memory."""
+        size, medians = len(self.memory), []
+        for count, length in shapes:
+            step = max(length, size // count)
+            here = [(self.address() + i * step, length) for i in range(count)]
+            handle = self.prepare(operation, here, [(there + i * step, length) for i in range(count)], peer)
+            times, end = [], time.monotonic() + seconds
+            while time.monotonic() < end and len(times) < 300:
+                begin = time.perf_counter()
+                if self.wait(handle) != "DONE":
+                    raise RuntimeError(f"{count} x {length} failed")
+                times.append(time.perf_counter() - begin)
+            self.agent.release_xfer_handle(handle)
+            times = sorted(times[2:] or times)
+            medians.append(times[len(times) // 2])
+        return medians
+
+
+def _serve(pipe, name, backend, parameters, size, seed, quiet):
+    # The parent's end is another process's: this one ends with it.
+    ctypes.CDLL(None).prctl(1, 9)
+    try:
+        served = Served(name, backend, parameters, size, seed, quiet)
+        pipe.send((True, (served.metadata(), served.address())))
+    except Exception as error:
+        pipe.send((False, repr(error)))
+        return
+    while True:
+        try:
+            what, arguments = pipe.recv()
+        except EOFError:
+            break
+        if what == "end":
+            break
+        try:
+            pipe.send((True, getattr(served, what)(*arguments)))
+        except Exception as error:
+            pipe.send((False, f"{what}: {error!r}"))
+    # Agents end before the interpreter does.
+    del served
+    sys.stdout.flush()
+    os._exit(0)
