@@ -1,7 +1,7 @@
 /* What crosses the border between NIXL and a backend plugin, laid out as NIXL 1.3 to 1.5 lay it out (plugin API version 1).
  *
  * NIXL calls virtual functions by their place and reads members by their offset. So the order here is the order there; names of types
- * are NIXL's, for the class's type information. tests/nixl/layout compares all this with NIXL's own headers. */
+ * are NIXL's, for the class's type information. tests/nixl runs with NIXL's own library. */
 #ifndef PUSHGATE_NIXL_BORDER_H
 #define PUSHGATE_NIXL_BORDER_H
 

@@ -1,33 +1,23 @@
-//! An agent: what NIXL calls, and the threads that go on while it calls nothing. One lock guards the connections; copies of host memory
-//! between processes are made outside of it.
+//! An agent: what NIXL calls.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use pushgate::{Comm, Context, HostEnd, Settings};
-use pushgate_door::{Door, Secret};
+use pushgate::{Context, Settings};
+use pushgate_door::Secret;
 use pushgate_driver_shim::eventfd::EventFd;
-use std::os::fd::AsFd as _;
 
+use crate::engine::{Core, Peer, State, Waiting};
 use crate::greet::{self, Connection, LONGEST_NAME};
 use crate::pieces::{Element, join};
 use crate::registrations::{Memory, Published};
-use crate::session::{Ended, Session, Shared};
 use crate::status::{Result, Status};
 use crate::transfer::{Copying, Transfer, Way};
-use crate::wire::{Place, TOKEN};
+use crate::wire::Place;
 
-/// How long the thread that progresses waits at most for work.
-const REST: Duration = Duration::from_millis(100);
-/// While the program polls, the thread looks this often whether it still does.
-const POLLED: Duration = Duration::from_micros(500);
-/// How long an end waits at most for what was posted.
-const LINGER: Duration = Duration::from_secs(2);
-/// Peers that join at once.
-const MOST_JOINING: usize = 32;
 /// The least window of a connection: it holds several messages on their way.
 const WINDOW: u64 = 8 << 20;
 
@@ -43,53 +33,6 @@ pub struct Described {
     pub device: u64,
     /// Our number of the registration.
     pub registration: u64,
-}
-
-/// What waits for a connection.
-enum Waiting {
-    Transfer(Arc<Transfer>),
-    Note(Vec<u8>),
-}
-
-/// An agent whose connection was loaded.
-struct Peer {
-    connection: Connection,
-    session: Option<u64>,
-    dialling: bool,
-    waiting: Vec<Waiting>,
-}
-
-#[derive(Default)]
-struct State {
-    shared: Shared,
-    sessions: HashMap<u64, Session>,
-    peers: HashMap<String, Peer>,
-    transfers: HashMap<u64, Arc<Transfer>>,
-    next: u64,
-    begun: Vec<Arc<Copying>>,
-}
-
-/// Copies that threads make.
-#[derive(Default)]
-struct Copies {
-    waiting: Mutex<VecDeque<Arc<Copying>>>,
-    some: Condvar,
-    threads: AtomicUsize,
-}
-
-struct Core {
-    name: String,
-    instance: String,
-    direct: bool,
-    window: u64,
-    context: Context,
-    connection: Connection,
-    state: Mutex<State>,
-    /// How often the program has polled, and so made progress.
-    polled: AtomicU64,
-    closing: AtomicBool,
-    joining: AtomicUsize,
-    copies: Copies,
 }
 
 /// An agent.
@@ -129,19 +72,7 @@ impl Agent {
         let (_, instance) = Secret::random::<16>().map_err(|e| format!("a random number: {e}"))?;
         let instance: String = instance.iter().map(|byte| format!("{byte:02x}")).collect();
         let (door, connection) = greet::open(&context, &instance)?;
-        let core = Arc::new(Core {
-            name: name.into(),
-            instance,
-            direct,
-            window,
-            context,
-            connection,
-            state: Mutex::default(),
-            polled: AtomicU64::new(0),
-            closing: AtomicBool::new(false),
-            joining: AtomicUsize::new(0),
-            copies: Copies::default(),
-        });
+        let core = Arc::new(Core::new(name, instance, direct, window, context, connection));
         let mut agent =
             Agent { core, bell: EventFd::new().map_err(|e| format!("eventfd: {e}"))?, threads: Vec::new() };
         let bell = agent.bell.try_clone().map_err(|e| format!("eventfd: {e}"))?;
@@ -477,306 +408,4 @@ fn keys(list: &[Described], key: impl Fn(&Described) -> Result<u64>) -> Result<V
     all.sort_unstable();
     all.dedup();
     Ok(all)
-}
-
-impl Core {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn is_closing(&self) -> bool {
-        // Relaxed: see `Agent::drop`.
-        self.closing.load(Ordering::Relaxed)
-    }
-
-    // ------------------------------------------------------------ the threads
-
-    /// Progresses while the program does not.
-    fn run(self: &Arc<Self>) {
-        let mut seen = 0;
-        while !self.is_closing() {
-            // A program that polls makes all the progress itself.
-            let polled = self.polled.load(Ordering::Relaxed);
-            if polled != seen {
-                seen = polled;
-                std::thread::sleep(POLLED);
-                continue;
-            }
-            if let Err(e) = self.context.rest(REST) {
-                tracing::error!("the engine has ended: {e}");
-                return;
-            }
-            self.progress();
-        }
-    }
-
-    /// Lets peers in.
-    fn let_in(self: &Arc<Self>, door: &Door, bell: &EventFd) {
-        while !self.is_closing() {
-            let arrival = match door.wait(None, Some(bell.as_fd())) {
-                Ok(Some(arrival)) => arrival,
-                Ok(None) => continue,
-                Err(e) => {
-                    tracing::error!("nobody can connect any more: {e}");
-                    return;
-                }
-            };
-            // Relaxed: a bound, of this thread alone.
-            let room = self.joining.load(Ordering::Relaxed) < MOST_JOINING;
-            let visitor = match greet::receive(&arrival, &self.instance, room) {
-                Ok(visitor) => visitor,
-                Err(why) => {
-                    tracing::warn!(from = %arrival.from, "a peer was refused: {why}");
-                    continue;
-                }
-            };
-            self.joining.fetch_add(1, Ordering::Relaxed);
-            let core = self.clone();
-            self.spawn("pushgate-join", move || {
-                let made = visitor.join(&core.context, core.window);
-                core.joining.fetch_sub(1, Ordering::Relaxed);
-                match made {
-                    Ok(made) => core.connected(visitor.name, visitor.instance, made),
-                    Err(why) => tracing::warn!(peer = visitor.name, "a peer that connected has gone: {why}"),
-                }
-            });
-        }
-    }
-
-    fn spawn(&self, name: &str, run: impl FnOnce() + Send + 'static) {
-        if let Err(e) = std::thread::Builder::new().name(name.into()).spawn(run) {
-            tracing::error!("a thread: {e}");
-        }
-    }
-
-    // ------------------------------------------------------------ connections
-
-    /// Dials a peer, unless there is a connection or a dial.
-    fn dial(self: &Arc<Self>, state: &mut State, name: &str) -> Result<()> {
-        let peer = state.peers.get_mut(name).ok_or(Status::NotFound)?;
-        if peer.session.is_some() || std::mem::replace(&mut peer.dialling, true) {
-            return Ok(());
-        }
-        let (core, name, connection) = (self.clone(), name.to_owned(), peer.connection.clone());
-        self.spawn("pushgate-dial", move || {
-            match connection.dial(&core.context, &core.name, &core.instance, core.window) {
-                Ok(made) => core.connected(name, connection.instance, made),
-                Err(why) => core.unreached(&name, &connection, &why),
-            }
-        });
-        Ok(())
-    }
-
-    fn unreached(&self, name: &str, connection: &Connection, why: &str) {
-        let mut state = self.state();
-        let Some(peer) = state.peers.get_mut(name).filter(|peer| peer.connection == *connection) else {
-            return;
-        };
-        peer.dialling = false;
-        if peer.session.is_some() {
-            return;
-        }
-        tracing::warn!(peer = name, "the agent can't be reached: {why}");
-        for waiting in std::mem::take(&mut peer.waiting) {
-            if let Waiting::Transfer(transfer) = waiting {
-                transfer.end(Status::RemoteDisconnect);
-            }
-        }
-    }
-
-    fn connected(self: &Arc<Self>, name: String, instance: String, (comm, end): (Comm, HostEnd)) {
-        let Ok((_, token)) = Secret::random::<TOKEN>() else { return };
-        let mut state = self.state();
-        if self.is_closing() {
-            return;
-        }
-        state.next += 1;
-        let number = state.next;
-        let session = Session::new(number, name, instance.clone(), comm, end, self.direct, token);
-        state.sessions.insert(number, session);
-        let State { peers, sessions, begun, .. } = &mut *state;
-        let session = sessions.get_mut(&number).expect("inserted above");
-        for peer in peers.values_mut().filter(|peer| peer.connection.instance == instance) {
-            peer.dialling = false;
-            peer.session.get_or_insert(number);
-            for waiting in std::mem::take(&mut peer.waiting) {
-                match waiting {
-                    Waiting::Transfer(transfer) if transfer.is_active() => {
-                        begun.extend(session.start(transfer))
-                    }
-                    Waiting::Transfer(_) => {}
-                    Waiting::Note(text) => session.notify(&text),
-                }
-            }
-        }
-        self.advance(&mut state);
-        let begun = std::mem::take(&mut state.begun);
-        drop(state);
-        begun.into_iter().for_each(|copying| self.copy(copying));
-        let _ = self.context.drive();
-    }
-
-    /// Hands something to a peer's connection, or keeps it until there is one.
-    fn start(self: &Arc<Self>, state: &mut State, what: Waiting, name: &str) -> Result<()> {
-        let State { peers, sessions, begun, .. } = &mut *state;
-        let peer = peers.get_mut(name).ok_or(Status::NotFound)?;
-        if let Waiting::Transfer(transfer) = &what
-            && transfer.instance != peer.connection.instance
-        {
-            return Err(Status::RemoteDisconnect);
-        }
-        match peer.session.and_then(|number| sessions.get_mut(&number)) {
-            Some(session) => match what {
-                Waiting::Transfer(transfer) => begun.extend(session.start(transfer)),
-                Waiting::Note(text) => session.notify(&text),
-            },
-            None => {
-                peer.waiting.push(what);
-                self.dial(state, name)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Forgets a peer, and ends its connection. False: it was not known.
-    fn forget(&self, state: &mut State, name: &str) -> bool {
-        let Some(peer) = state.peers.remove(name) else { return false };
-        for waiting in peer.waiting {
-            if let Waiting::Transfer(transfer) = waiting {
-                transfer.end(Status::Canceled);
-            }
-        }
-        if let Some(number) = peer.session {
-            self.end(state, number, Status::Canceled);
-        }
-        true
-    }
-
-    /// Waits for a moment until the peers of some connections have all that was posted: a notification may be the last thing.
-    fn linger(self: &Arc<Self>, of: impl Fn(u64) -> bool) {
-        let begin = Instant::now();
-        while begin.elapsed() < LINGER
-            && !self.state().sessions.values().filter(|s| of(s.number)).all(Session::is_empty)
-        {
-            self.progress();
-            let _ = self.context.drive();
-            std::thread::yield_now();
-        }
-    }
-
-    fn end(&self, state: &mut State, number: u64, status: Status) {
-        let Some(session) = state.sessions.remove(&number) else { return };
-        session.end(&mut state.shared.registrations, status);
-        for peer in state.peers.values_mut().filter(|peer| peer.session == Some(number)) {
-            peer.session = None;
-        }
-    }
-
-    /// Cancels a transfer that is under way.
-    fn cancel(&self, state: &mut State, transfer: &Arc<Transfer>) {
-        // With `Copying::help` in one order.
-        transfer.cancelled.store(true, Ordering::SeqCst);
-        transfer.end(Status::Canceled);
-        state.sessions.values_mut().for_each(|session| session.forget(transfer));
-    }
-
-    // --------------------------------------------------------------- progress
-
-    /// Moves all connections on, if no other thread does.
-    fn progress(self: &Arc<Self>) {
-        let Ok(mut state) = self.state.try_lock() else { return };
-        self.advance(&mut state);
-        let begun = std::mem::take(&mut state.begun);
-        drop(state);
-        begun.into_iter().for_each(|copying| self.copy(copying));
-    }
-
-    fn advance(&self, state: &mut State) {
-        let State { shared, sessions, begun, .. } = &mut *state;
-        let mut ended = Vec::new();
-        for session in sessions.values_mut() {
-            if let Err(why) = session.progress(shared, begun) {
-                ended.push((session.number, session.peer.clone(), why));
-            }
-        }
-        for (number, peer, why) in ended {
-            match why {
-                Ended::Left => tracing::info!(peer, "the agent has ended the connection"),
-                Ended::Failed(why) => tracing::warn!(peer, "the connection has ended: {why}"),
-            }
-            self.end(state, number, Status::RemoteDisconnect);
-        }
-    }
-
-    // ----------------------------------------------------------------- copies
-
-    /// Makes a copy: at once if it is small, else with the threads that copy.
-    fn copy(self: &Arc<Self>, copying: Arc<Copying>) {
-        if copying.transfer.is_small() {
-            while copying.has_more() {
-                self.help(&copying);
-            }
-            return;
-        }
-        let mut waiting = self.copies.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.push_back(copying);
-        drop(waiting);
-        self.copies.some.notify_all();
-        // The program's own thread copies too, when it asks how the transfer stands.
-        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let wanted = (cores / 2).clamp(1, 4);
-        if self.copies.threads.fetch_max(wanted, Ordering::Relaxed) == 0 {
-            for _ in 0..wanted {
-                let core = self.clone();
-                self.spawn("pushgate-copy", move || core.copy_all());
-            }
-        }
-    }
-
-    fn copy_all(self: &Arc<Self>) {
-        while !self.is_closing() {
-            let mut waiting = self.copies.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-            while waiting.front().is_some_and(|copying| !copying.has_more()) {
-                waiting.pop_front();
-            }
-            let Some(copying) = waiting.front().cloned() else {
-                let wait = self.copies.some.wait_timeout(waiting, REST);
-                drop(wait);
-                continue;
-            };
-            drop(waiting);
-            self.help(&copying);
-        }
-    }
-
-    /// Makes a batch of a copy, and ends the transfer with the last one.
-    fn help(self: &Arc<Self>, copying: &Arc<Copying>) {
-        if !copying.help() {
-            if !copying.has_more() {
-                std::thread::yield_now();
-            }
-            return;
-        }
-        let (transfer, outcome) = (&copying.transfer, copying.outcome());
-        if transfer.run().note.is_none() {
-            return transfer.end(outcome);
-        }
-        let mut state = self.state();
-        if transfer.peer == self.name {
-            if let Some(note) =
-                transfer.run().note.take().filter(|_| outcome == Status::Success && transfer.is_active())
-            {
-                state.shared.inbox.push_back((self.name.clone(), note));
-            }
-            return transfer.end(outcome);
-        }
-        let number = state.peers.get(&transfer.peer).and_then(|peer| peer.session);
-        match number.and_then(|number| state.sessions.get_mut(&number)) {
-            Some(session) => session.finish(transfer, outcome),
-            None => transfer.end(Status::RemoteDisconnect),
-        }
-        self.advance(&mut state);
-        drop(state);
-        let _ = self.context.drive();
-    }
 }

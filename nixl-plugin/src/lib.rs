@@ -1,12 +1,14 @@
 //! `libplugin_PUSHGATE.so`: a backend of NIXL, which moves KV caches between workers. docs/nixl.md says how to use it.
 //!
-//! `shim/plugin.cpp` is NIXL's class; it calls `face`. `agent` is what NIXL calls, `session` a connection with another agent over a queue
+//! `shim/plugin.cpp` is NIXL's class; it calls `face`. `agent` is what NIXL calls, `engine` what its calls and its
+//! threads share, `session` a connection with another agent over a queue
 //! pair of the library, `transfer` one transfer, with the copies of those that need no message. `wire`, `pieces` and `registrations`
 //! decide, without I/O or threads. `greet` is how two agents meet.
 
 #![allow(non_snake_case, reason = "NIXL looks for libplugin_NAME.so")]
 
 mod agent;
+mod engine;
 mod face;
 mod gate;
 mod greet;
