@@ -414,6 +414,7 @@ fn checked((index, value): (u32, u64)) -> Result<(u32, u64)> {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicU64;
+    use std::time::Duration;
 
     use super::*;
     use crate::{Comm, Context, QpConfig, Settings};
@@ -477,6 +478,79 @@ mod tests {
     #[test]
     fn messages_arrive_where_the_program_drives_the_engine() {
         messages_arrive(&[("drive", "caller")]);
+    }
+
+    #[test]
+    fn messages_that_are_staged_leave_in_that_order_and_lie_in_place_until_given_back() {
+        let Pair { ends: [mut sender, mut receiver], .. } = pair(&[("window-size", "64K")]);
+        for round in 0..20 {
+            let mut staged: Vec<_> = (0..3)
+                .map(|i| {
+                    let staged =
+                        sender.stage(10_000 + i, i as u32).unwrap().expect("the window has room for three");
+                    let bytes = bytes(staged.len(), round + i);
+                    // SAFETY: what was staged has room for its length, and nobody reads it before it is published.
+                    unsafe {
+                        staged.as_ptr().copy_from_nonoverlapping(NonNull::from(&bytes[0]), bytes.len())
+                    };
+                    staged
+                })
+                .collect();
+            // The last one first.
+            while let Some(one) = staged.pop() {
+                sender.publish(one);
+            }
+            sender.send(&[7; 5], 99).unwrap();
+            let mut taken = Vec::new();
+            receiver
+                .until("four messages", |end| {
+                    taken.extend(end.take()?);
+                    Ok(taken.len() == 4)
+                })
+                .unwrap();
+            for (i, message) in taken[..3].iter().enumerate() {
+                assert_eq!(message.message(), HostMessage { length: 10_000 + i, tag: i as u32 });
+                let mut got = vec![0; 9_000];
+                // SAFETY: the vector has room, and nothing was given back.
+                unsafe { message.copy_to(100, got.as_mut_ptr(), got.len()) };
+                assert!(got == bytes(10_000 + i, round + i)[100..9_100], "round {round}, message {i}");
+            }
+            assert!(taken[3].as_ptr().is_none(), "five bytes travel in their record");
+            // SAFETY: the array has room.
+            let outside = std::panic::catch_unwind(|| unsafe { taken[3].copy_to(1, [0; 8].as_mut_ptr(), 5) });
+            assert!(outside.is_err(), "it leaves the message");
+            receiver.give_back(4);
+        }
+        sender.flush().unwrap();
+        assert!(sender.is_flushed());
+        // 64 KiB hold six of these at most.
+        let full: Vec<_> = std::iter::from_fn(|| sender.stage(10_000, 0).unwrap()).collect();
+        assert!((1..=6).contains(&full.len()), "{}", full.len());
+        full.into_iter().for_each(|staged| sender.publish(staged));
+    }
+
+    #[test]
+    fn a_thread_that_rests_goes_on_when_another_one_has_work() {
+        // Only guards against a hang: a wait that nobody ends takes this long.
+        const LONG: Duration = Duration::from_secs(60);
+        let Pair { ends: [mut sender, mut receiver], context, .. } = pair(&[("drive", "caller")]);
+        let begin = Instant::now();
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                for i in 0..20 {
+                    while receiver.take().unwrap().is_none() {
+                        context.rest(LONG).unwrap();
+                    }
+                    receiver.give_back(1);
+                    assert!(begin.elapsed() < LONG, "message {i} ended no rest");
+                }
+            });
+            for i in 0..20 {
+                std::thread::sleep(Duration::from_millis(i % 4));
+                sender.send(b"work", 0).unwrap();
+                context.drive().unwrap();
+            }
+        });
     }
 
     #[test]
