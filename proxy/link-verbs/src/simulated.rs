@@ -20,6 +20,7 @@ use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_rdma_core_sys::*;
 
 use super::device::Device;
+use super::firmware;
 use super::kinds::{Kind, Protocol};
 use super::mock::{self, Mock};
 use super::profiles::{InError, Profile};
@@ -419,10 +420,11 @@ impl Sim {
     pub(super) fn of_kind(kind: &'static Kind, change: impl FnOnce(&mut Verbs, &mut ibv_context)) -> Self {
         let early = kind.protocol == Protocol::Iwarp;
         let state: &'static Mutex<Nic> = Box::leak(Box::new(Mutex::new(Nic { early, ..Nic::default() })));
-        let mock = Mock::with_functions((&raw const *state).cast_mut().cast(), kind, |verbs, context| {
+        let mut mock = Mock::with_functions((&raw const *state).cast_mut().cast(), kind, |verbs, context| {
             functions(verbs, context);
             change(verbs, context);
         });
+        Arc::get_mut(&mut mock.device).expect("nobody has it yet").beside = firmware::beside;
         Sim { device: mock.device.clone(), _mock: mock }
     }
 
@@ -693,6 +695,7 @@ unsafe extern "C" fn reg_mr(
     length: usize,
     access: c_int,
 ) -> *mut ibv_mr {
+    firmware::command();
     // SAFETY: the domain is the caller's.
     let context = unsafe { (*pd).context };
     let key = with(context, |nic| {
@@ -704,6 +707,7 @@ unsafe extern "C" fn reg_mr(
 }
 
 unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
+    firmware::command();
     // SAFETY: made by `reg_mr`, and deregistered once.
     let mr = unsafe { Box::from_raw(mr) };
     with(mr.context, |nic| nic.memory.remove(&mr.lkey));
@@ -730,6 +734,7 @@ unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
 }
 
 pub(super) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    firmware::command();
     // SAFETY: the domain and the attributes are the caller's.
     let (context, cq) = unsafe { ((*pd).context, (*init).send_cq) };
     let number = with(context, |nic| {
@@ -741,6 +746,7 @@ pub(super) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_ini
 }
 
 unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
+    firmware::command();
     // SAFETY: made by `create_qp`, and destroyed once.
     let qp = unsafe { Box::from_raw(qp) };
     with(qp.context, |nic| nic.qps.remove(&qp.qp_num));
@@ -748,6 +754,7 @@ unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
 }
 
 pub(super) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, _: c_int) -> c_int {
+    firmware::command();
     // SAFETY: the queue pair is there, the attributes are the caller's.
     let (context, number, a) = unsafe { ((*qp).context, (*qp).qp_num, *attr) };
     with(context, |nic| {
