@@ -27,10 +27,11 @@ thread_local! {
 }
 
 impl Firmware {
-    /// How long the next command takes, nanoseconds.
+    /// How long the next command takes, nanoseconds: most of them a few milliseconds.
     fn takes(&mut self) -> u64 {
         self.count += 1;
-        MS + (self.count.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % (99 * MS)
+        let part = (self.count.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % 100;
+        MS + 99 * MS * part.pow(4) / 99_u64.pow(4)
     }
 }
 
@@ -38,16 +39,18 @@ fn with<T>(act: impl FnOnce(&mut Firmware) -> T) -> T {
     FIRMWARE.with_borrow_mut(act)
 }
 
-/// The devices' firmware is slow from now on; it is quick again when this is dropped.
-pub struct Slow(());
+/// The firmware of a run. When this is dropped what is under way is done, and the firmware is quick.
+pub struct Run(());
 
-/// Makes the firmware slow.
-pub fn slow() -> Slow {
-    with(|all| *all = Firmware { slow: true, ..Firmware::default() });
-    Slow(())
+/// The devices' firmware begins at time 0, slow or quick.
+pub fn begin(slow: bool) -> Run {
+    let before = with(|all| std::mem::replace(all, Firmware { slow, ..Firmware::default() }));
+    // What it holds of a run that was given up may have commands for it.
+    drop(before);
+    Run(())
 }
 
-impl Drop for Slow {
+impl Drop for Run {
     fn drop(&mut self) {
         with(|all| all.slow = false);
         while let Some(at) = next() {

@@ -35,7 +35,7 @@ fn p8_commands_that_take_the_firmware_long_hold_up_no_other_queue_pair_of_the_en
     let config = Config { cm: RdmaCm::Off, ..Config::default() };
     let mut all = [0, 1].map(|_| recovering(pair(&sim, &config)));
     sim.drains();
-    let _slow = firmware::slow();
+    let _run = firmware::begin(true);
 
     // A region comes, and goes.
     let region = memory("region", 4096);
