@@ -19,7 +19,7 @@ pub(super) const LKEY: u32 = 0x11;
 pub(super) const RKEY: u32 = 0x22;
 /// Number of every queue pair.
 pub(super) const QP: u32 = 0x33;
-/// Addresses of 24 bits of IPv4, of which the port has the first one.
+/// A subnet of 24 bits of IPv4. The port has its first address.
 pub(super) const SUBNET: Ipv6Addr = Ipv6Addr::new(0, 0, 0, 0, 0, 0xffff, 0x0a00, 0);
 /// Address at index 0 of the port.
 pub(super) const GID: &str = "0000:0000:0000:0000:0000:ffff:0a00:0001";
