@@ -54,21 +54,24 @@ struct Port {
     max_mtu: u32,
     lid: u16,
     ethernet: bool,
+    /// Earlier releases say nothing.
+    #[serde(default)]
+    global: bool,
     message: u32,
     in_order: bool,
 }
 
 impl From<&PortState> for Port {
     fn from(state: &PortState) -> Port {
-        let PortState { active, mtu, max_mtu, lid, ethernet, global: _, message, in_order } = *state;
-        Port { active, mtu, max_mtu, lid, ethernet, message, in_order }
+        let PortState { active, mtu, max_mtu, lid, ethernet, global, message, in_order } = *state;
+        Port { active, mtu, max_mtu, lid, ethernet, global, message, in_order }
     }
 }
 
 impl From<&Port> for PortState {
     fn from(port: &Port) -> PortState {
-        let Port { active, mtu, max_mtu, lid, ethernet, message, in_order } = *port;
-        PortState { active, mtu, max_mtu, lid, ethernet, global: false, message, in_order }
+        let Port { active, mtu, max_mtu, lid, ethernet, global, message, in_order } = *port;
+        PortState { active, mtu, max_mtu, lid, ethernet, global, message, in_order }
     }
 }
 

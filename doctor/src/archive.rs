@@ -18,9 +18,12 @@ use pushgate_link_verbs::gid::{GidEntry, GidType};
 
 use crate::answers::{ANSWERS, Answers};
 use crate::read::files::{UNREADABLE, binary, names};
-use crate::read::{Roots, host};
+use crate::read::{ATS, Roots, host};
 use crate::readings::{GPU, Read, Readings};
 use crate::stand_ins::StandIns;
+
+/// Access Control Services, an extended capability.
+const ACS: u16 = 0xd;
 
 /// The folder that an archive unpacks to.
 pub const FOLDER: &str = "pushgate-doctor";
@@ -200,6 +203,12 @@ impl Pack<'_> {
                         self.file(&format!("{at}/{folder}/{name}"), all);
                     }
                 }
+                let own = format!("sys/kernel/config/rdma_cm/{}/ports/{}", device.name, port.number);
+                self.file_as(
+                    &format!("{own}/default_roce_tos"),
+                    self.stand.path(&format!("{own}/default_roce_tos")),
+                    all,
+                );
                 for (place, _) in &port.pkeys {
                     self.file(&format!("{at}/pkeys/{place}"), all);
                 }
@@ -269,7 +278,7 @@ impl Pack<'_> {
                 let config = match binary(&self.root.join(&at).join("config")) {
                     Read::Absent => continue,
                     Read::Unreadable(why) => unreadable(&self.stand, &why),
-                    Read::Is(bytes) => acs_alone(&bytes),
+                    Read::Is(bytes) => extended_alone(&bytes, ACS),
                 };
                 self.put(format!("{at}/config"), Entry::File(config));
             }
@@ -452,13 +461,13 @@ fn relative(link: &str, to: &str) -> String {
     if path.is_empty() { ".".into() } else { path.join("/") }
 }
 
-/// The first 256 bytes of a configuration space with nothing in them but the PCI Express capability and the way to it. Numbers that tell one
-/// device from another lie elsewhere.
+/// A configuration space with nothing in it but the capabilities PCI Express and ATS, and the way to them. Numbers that tell one device
+/// from another lie elsewhere.
 fn express_alone(bytes: &[u8]) -> Vec<u8> {
     /// Status, header type and the beginning of the list (PCI, "Type 0/1 Configuration Space Header").
     const HEADER: [(usize, usize); 4] = [(0, 4), (0x6, 2), (0xe, 1), (0x34, 1)];
     const EXPRESS: (u8, usize) = (0x10, 0x3c);
-    let mut kept = vec![0; bytes.len().min(256)];
+    let mut kept = extended_alone(bytes, ATS);
     let mut copy = |from: usize, length: usize| {
         let length = length.min(bytes.len().min(256).saturating_sub(from));
         kept[from..from + length].copy_from_slice(&bytes[from..from + length]);
@@ -473,12 +482,11 @@ fn express_alone(bytes: &[u8]) -> Vec<u8> {
     kept
 }
 
-/// A configuration space with nothing but the heads of extended capabilities and the ACS registers: other
-/// capabilities hold serial numbers.
-fn acs_alone(bytes: &[u8]) -> Vec<u8> {
+/// A configuration space with nothing but the heads of extended capabilities and the registers of one: other capabilities hold serial
+/// numbers.
+fn extended_alone(bytes: &[u8], wanted: u16) -> Vec<u8> {
     /// Where extended capabilities begin (PCI Express, "Extended Configuration Space").
     const EXTENDED: usize = 0x100;
-    const ACS: u16 = 0xd;
     let mut kept = vec![0; bytes.len().min(4096)];
     let mut copy = |from: usize, length: usize| -> Option<u32> {
         let word = bytes.get(from..from + length)?;
@@ -490,7 +498,7 @@ fn acs_alone(bytes: &[u8]) -> Vec<u8> {
     let mut at = EXTENDED;
     for _ in 0..(4096 - EXTENDED) / 4 {
         let Some(head) = copy(at, 4) else { break };
-        if head as u16 == ACS {
+        if head as u16 == wanted {
             copy(at + 4, 4);
             break;
         }
@@ -518,11 +526,11 @@ mod tests {
         let mut bytes = vec![7u8; 4096];
         bytes[0x100..0x104].copy_from_slice(&[3, 0, 0x81, 0x14]);
         bytes[0x148..0x150].copy_from_slice(&[0xd, 0, 1, 0, 9, 9, 0x1d, 0]);
-        let kept = acs_alone(&bytes);
+        let kept = extended_alone(&bytes, ACS);
         assert_eq!(pushgate_topology::parse_config(&kept).acs, pushgate_topology::parse_config(&bytes).acs);
         assert_eq!(kept.iter().filter(|b| **b == 7).count(), 4, "the function's own number");
         for bytes in [vec![0xff; 4096], vec![0; 64], vec![0xff; 64], vec![], vec![0x13; 4096]] {
-            let (kept, told) = (acs_alone(&bytes), pushgate_topology::parse_config(&bytes));
+            let (kept, told) = (extended_alone(&bytes, ACS), pushgate_topology::parse_config(&bytes));
             assert_eq!(
                 pushgate_topology::parse_config(&kept).acs,
                 told.acs,

@@ -135,8 +135,16 @@ pub struct Wants {
     pub traffic_class: u8,
     /// Huge pages.
     pub huge_pages: HugePages,
+    /// Queue pairs that are to fit.
+    #[serde(default = "queue_pairs")]
+    pub queue_pairs: u64,
     /// Where the settings came from, or what is wrong with them.
     pub settings: Result<String, String>,
+}
+
+/// As many as one program may have.
+fn queue_pairs() -> u64 {
+    64
 }
 
 impl Wants {
@@ -164,6 +172,7 @@ impl Default for Wants {
             assumes_order: false,
             traffic_class: 0,
             huge_pages: HugePages::Try,
+            queue_pairs: queue_pairs(),
             settings: Ok("defaults".into()),
         }
     }
@@ -264,6 +273,8 @@ pub struct RdmaPort {
     pub pkeys: Vec<(u16, u16)>,
     /// The port's network interface.
     pub netdev: Option<String>,
+    /// The ToS byte that an administrator has rdma_cm give packets of RoCE; absent: none was set.
+    pub tos: Read<u8>,
     /// Errors that the port has counted since its driver was loaded, by the names of its files in sysfs. Those that are not 0.
     pub errors: Vec<(String, u64)>,
     /// What libibverbs says.
@@ -318,6 +329,8 @@ pub struct PciFunction {
     pub iommu: Read<String>,
     /// The function may mark its packets relaxed-ordered; absent: it is not on PCI Express.
     pub relaxed: Read<bool>,
+    /// Address Translation Services are on; absent: it has none.
+    pub ats: Read<bool>,
     /// `PCI_WR_ORDERING` of NVIDIA's firmware; absent: it is another vendor's, or mlxconfig is not there.
     pub write_ordering: Read<String>,
     /// From the root to it.

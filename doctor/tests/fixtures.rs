@@ -251,6 +251,32 @@ fn express(control: u16) -> Vec<u8> {
     bytes
 }
 
+/// The NIC has ATS, on or off, and this is the ACS control of the root port.
+fn ats(h: &mut Host, on: bool, acs: u16) {
+    let mut bytes = express(0);
+    bytes[0x100..0x108].copy_from_slice(&[0xf, 0, 1, 0, 0, 0, 0, if on { 0x80 } else { 0 }]);
+    h.write("N/config", &bytes);
+    h.write("sys/devices/pci0000:00/0000:00:01.0/config", &config(acs));
+}
+
+/// The port is a virtual function's on InfiniBand.
+fn without_lid(h: &mut Host) {
+    infiniband(h);
+    h.live = |r| {
+        let Read::Is(devices) = &mut r.rdma else { return };
+        for port in devices.iter_mut().flat_map(|device| &mut device.ports) {
+            if let Read::Is(state) = &mut port.verbs {
+                state.global = true;
+            }
+        }
+    };
+}
+
+/// An administrator has set what rdma_cm gives packets of RoCE.
+fn tos(h: &mut Host, tos: &str) {
+    h.write("sys/kernel/config/rdma_cm/mlx5_0/ports/1/default_roce_tos", tos.as_bytes());
+}
+
 /// The NIC may mark its packets relaxed-ordered.
 fn relaxed(h: &mut Host) {
     h.write("N/config", &express(1 << 4));
@@ -538,6 +564,25 @@ cases! {
     "rdma-pci-order" NotApplicable "a device in software" |h| h.write("N/infiniband/mlx5_0/parent", b"eth9\n");
     "rdma-pci-order" NotApplicable "no RDMA device" no_rdma;
 
+    "rdma-ats" Passed "it has no ATS" |_| {};
+    "rdma-ats" Passed "ATS is off" |h| ats(h, false, 0x1d);
+    "rdma-ats" Passed "no port above it redirects" |h| ats(h, true, 0x5d);
+    "rdma-ats" Passed "no port above it redirects" |h| ats(h, true, 0x11);
+    "rdma-ats" Warned "up to the root at 0000:00:01.0" |h| ats(h, true, 0x1d);
+    "rdma-ats" NotApplicable "64 bytes of configuration space" |h| h.write("N/config", &express(0)[..64]);
+    "rdma-ats" NotApplicable "a device in software" |h| h.write("N/infiniband/mlx5_0/parent", b"eth9\n");
+    "rdma-ats" NotApplicable "no RDMA device" no_rdma;
+
+    "rdma-grh" Passed "not asked for" infiniband;
+    "rdma-grh" Passed "40 bytes a packet" without_lid;
+    "rdma-grh" Failed "no GID to put into them" |h| {
+        without_lid(h);
+        h.remove(&format!("{PORT}/gids"));
+    };
+    "rdma-grh" NotApplicable "RoCE" |_| {};
+    "rdma-grh" NotApplicable "iWARP" iwarp;
+    "rdma-grh" NotApplicable "no RDMA device" no_rdma;
+
     "rdma-mtu" NotApplicable "iWARP" iwarp;
     "rdma-address" Passed "iWARP at fe80::ff:fe00:1, 10.1.2.3 of eth9" iwarp;
     "rdma-address" Failed "eth9 has no address" |h| {
@@ -692,6 +737,17 @@ cases! {
     "rdma-traffic-class" NotApplicable "credits" infiniband;
     "rdma-traffic-class" Warned "add this one" |h| h.wants.traffic_class = 32;
 
+    "rdma-tos" Passed "no default of rdma_cm is set" |_| {};
+    "rdma-tos" Warned "set traffic-class to 106" |h| tos(h, "106\n");
+    "rdma-tos" Passed "rdma_cm's default is 106, as traffic-class" |h| {
+        tos(h, "106\n");
+        h.wants.traffic_class = 106;
+    };
+    "rdma-tos" Warned "can't be read" |h| tos(h, "high\n");
+    "rdma-tos" NotApplicable "its subnet manager chooses" infiniband;
+    "rdma-tos" NotApplicable "iWARP" iwarp;
+    "rdma-tos" NotApplicable "no RDMA device" no_rdma;
+
     "rdma-counters" Passed "none since the driver was loaded" |h| {
         h.write(&format!("{PORT}/counters/symbol_error"), b"0\n");
         h.write(&format!("{PORT}/counters/port_xmit_data"), b"77\n");
@@ -707,6 +763,11 @@ cases! {
     "memlock" Passed "no limit; systemd" |h| limits(h, "9223372036854775807");
     "memlock" Failed "not one fits" |h| limits(h, "65536");
     "memlock" Warned "2 fit" |h| limits(h, "8388608");
+    "memlock" Passed "limit 8192 KiB" |h| {
+        limits(h, "8388608");
+        h.wants.queue_pairs = 2;
+    };
+    "cgroup" Warned "would be enough for 100000 queue pairs" |h| h.wants.queue_pairs = 100_000;
     "memlock" Passed "CAP_IPC_LOCK" |h| {
         limits(h, "65536");
         h.write("proc/self/status", b"CapEff:\t0000000000004000\n");

@@ -38,6 +38,13 @@ pub fn command(settings: impl Fn(Command) -> Command) -> Command {
                     .help("These checks alone, by their names"),
             )
             .arg(
+                Arg::new("queue-pairs")
+                    .long("queue-pairs")
+                    .value_name("N")
+                    .value_parser(clap::value_parser!(u64).range(1..=1_000_000))
+                    .help("Holds limits of memory and of RDMA objects against this number of queue pairs [default: 64]"),
+            )
+            .arg(
                 Arg::new("list")
                     .long("list")
                     .action(ArgAction::SetTrue)
@@ -127,6 +134,7 @@ pub fn wants(settings: &PluginSettings, told: Result<String, String>) -> Wants {
             HugePages::Require => doctor::HugePages::Require,
         },
         settings: told,
+        ..Wants::default()
     }
 }
 
@@ -187,13 +195,16 @@ pub fn run(m: &ArgMatches) -> Result<ExitCode> {
     let archive = archive.transpose()?;
     // An archive is looked at as its host was, unless a flag asks for something else.
     let given = PluginSettings::keys().any(|key| matches!(m.try_get_one::<String>(&key.flag()), Ok(Some(_))));
-    let wants = match &roots.answers {
+    let mut wants = match &roots.answers {
         Some(answers) if !given => answers.wants().clone(),
         _ => {
             let (settings, told) = settings(m);
             wants(&settings, told)
         }
     };
+    if let Some(queue_pairs) = m.get_one("queue-pairs") {
+        wants.queue_pairs = *queue_pairs;
+    }
     let readings = match &archive {
         Some(_) => doctor::look(&doctor::named(&[]).unwrap_or_default(), &roots, wants),
         None => doctor::look(&checks, &roots, wants),

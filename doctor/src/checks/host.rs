@@ -11,10 +11,6 @@ const CAP_SYS_PTRACE: u32 = 19;
 /// capability(7).
 pub(super) const CAP_SYS_ADMIN: u32 = 21;
 
-/// How many queue pairs one program gets of a proxy (docs/operations.md); what a limit is held
-/// against.
-const QUEUE_PAIRS: u64 = 64;
-
 /// Towards the whole host, as the kernel asks of who would not be held to a limit (`capable`): those of
 /// a user namespace do not count.
 pub(super) fn capable(r: &Readings, bit: u32) -> bool {
@@ -39,7 +35,7 @@ pub fn settings(r: &Readings) -> Vec<Finding> {
 }
 
 /// RDMA registrations count as locked memory (`ib_umem_get`), except with CAP_IPC_LOCK. One queue
-/// pair must fit; 64 should, as many as one program may have.
+/// pair must fit; as many should as are asked for.
 pub fn memlock(r: &Readings) -> Vec<Finding> {
     let one = r.wants.queue_pair_bytes();
     let raise = "ulimit -l unlimited; for good: `* - memlock unlimited` in /etc/security/limits.d/pushgate.conf, \
@@ -65,7 +61,7 @@ pub fn memlock(r: &Readings) -> Vec<Finding> {
         Finding::not_applicable("", format!("{reading}; without RDMA no memory is registered"))
     } else if soft < one {
         rdma::wrong(r, "", format!("{reading}: not one fits"), raise)
-    } else if soft < one.saturating_mul(QUEUE_PAIRS) {
+    } else if soft < one.saturating_mul(r.wants.queue_pairs) {
         Finding::warned("", format!("{reading}: {} fit", soft / one), raise)
     } else {
         Finding::passed("", reading)
@@ -83,12 +79,13 @@ const RDMA_OBJECTS: u64 = 10;
 const THREADS: u64 = 64;
 
 /// Memory, 2 MiB pages, threads and RDMA objects that the tightest group leaves: less than one queue
-/// pair's is a failure, less than 64 (of threads: than 64) a warning.
+/// pair's is a failure, less than those of all that are asked for (of threads: than 64) a warning.
 pub fn cgroup(r: &Readings) -> Vec<Finding> {
     let c = &r.host.cgroup;
     let one = r.wants.queue_pair_bytes();
     let mut findings = Vec::new();
-    let pairs = format!("for {QUEUE_PAIRS} queue pairs");
+    let queue_pairs = r.wants.queue_pairs;
+    let pairs = format!("for {queue_pairs} queue pairs");
     let mut hold = |what: &str, limit: Limit, one: u64, (enough, to): (u64, &str), in_bytes, remedy: &str| {
         let (Some((max, used)), Some(left)) = (limit, left(limit)) else { return };
         let say = |n| if in_bytes { bytes(n) } else { n.to_string() };
@@ -105,7 +102,7 @@ pub fn cgroup(r: &Readings) -> Vec<Finding> {
         "memory",
         c.memory,
         one,
-        (one.saturating_mul(QUEUE_PAIRS), &pairs),
+        (one.saturating_mul(queue_pairs), &pairs),
         true,
         "raise memory.max (MemoryMax=, --memory)",
     );
@@ -128,7 +125,7 @@ pub fn cgroup(r: &Readings) -> Vec<Finding> {
                 device,
                 Some(*limit),
                 RDMA_OBJECTS,
-                (RDMA_OBJECTS * QUEUE_PAIRS, &pairs),
+                (RDMA_OBJECTS * queue_pairs, &pairs),
                 false,
                 "raise hca_object in rdma.max",
             );
@@ -172,11 +169,11 @@ pub fn huge_pages(r: &Readings) -> Vec<Finding> {
                 (false, false) if *all == 0 && !r.wants.verbs => {
                     Finding::not_applicable("", reading + "; normal pages serve")
                 }
-                (false, true) => Finding::failed("", reading, raise(all + pages * QUEUE_PAIRS)),
+                (false, true) => Finding::failed("", reading, raise(all + pages * r.wants.queue_pairs)),
                 (false, false) => Finding::warned(
                     "",
                     format!("{reading}; normal pages work too, with more TLB misses in CPU and NIC"),
-                    raise(all + pages * QUEUE_PAIRS) + ", or huge-pages = never",
+                    raise(all + pages * r.wants.queue_pairs) + ", or huge-pages = never",
                 ),
             }
         }

@@ -67,10 +67,13 @@ checks! {
     "rdma-address", "the interface has the IP address that the GID stands for", [Rdma], rdma::address;
     "rdma-write-order", "whether RDMA WRITEs are known to be placed in order", [Rdma], rdma::write_order;
     "rdma-pci-order", "an RDMA device's writes reach memory in their order", [Rdma, Pci, Gpu], ordering::pci;
+    "rdma-ats", "what an RDMA device has translated by itself takes the short way", [Rdma, Pci, Gpu], ordering::ats;
+    "rdma-grh", "an InfiniBand port that asks for global headers has an address for them", [Rdma], partition::global;
     "rdma-mtu", "path MTU 4096, and an interface that allows it", [Rdma], network::mtu;
     "rdma-pfc", "pause frames for the priority of RDMA packets", [Rdma], network::pfc;
     "rdma-ecn", "congestion notification for that priority", [Rdma], network::ecn;
     "rdma-traffic-class", "which priority the traffic class stands for", [Rdma], network::traffic_class;
+    "rdma-tos", "queue pairs have the ToS that rdma_cm gives RoCE by default", [Rdma], network::tos;
     "rdma-counters", "ports have counted no lost or damaged packets", [Rdma], counters::errors;
     "memlock", "memory that may be locked, for registrations", [Rdma, Host], host::memlock;
     "cgroup", "room within the limits of the control group", [Rdma, Host], host::cgroup;

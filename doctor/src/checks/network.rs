@@ -232,6 +232,38 @@ pub fn traffic_class(r: &Readings) -> Vec<Finding> {
     })
 }
 
+/// An administrator may give packets of RoCE a ToS by configfs (`default_roce_tos`; the script cma_roce_tos of rdma-core writes it). Only
+/// rdma_cm reads it: queue pairs that come up without it have `traffic-class`, 0 unless that is set.
+pub fn tos(r: &Readings) -> Vec<Finding> {
+    each_port_but_iwarp(r, |subject, device, port| {
+        if !is_ethernet(port) {
+            return Finding::not_applicable(
+                subject,
+                "InfiniBand has service levels, which its subnet manager chooses",
+            );
+        }
+        let wanted = r.wants.traffic_class;
+        match port.tos {
+            Read::Is(tos) if tos == wanted => {
+                Finding::passed(subject, format!("rdma_cm's default is {tos}, as traffic-class"))
+            }
+            Read::Is(tos) => Finding::warned(
+                subject,
+                format!("rdma_cm's default is {tos}, and queue pairs that come up without it have {wanted}"),
+                format!(
+                    "set traffic-class to {tos}, or the default to {wanted}: echo {wanted} > \
+                     /sys/kernel/config/rdma_cm/{}/ports/{}/default_roce_tos",
+                    device.name, port.number
+                ),
+            ),
+            Read::Absent => Finding::passed(subject, "no default of rdma_cm is set"),
+            Read::Unreadable(ref why) => Finding::warned(subject, format!("can't be read: {why}"), LOOK_TOS),
+        }
+    })
+}
+
+const LOOK_TOS: &str = "look with cma_roce_tos -d DEVICE, as root";
+
 #[cfg(test)]
 mod tests {
     use super::*;

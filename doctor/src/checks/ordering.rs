@@ -1,4 +1,4 @@
-//! Whether an RDMA device's writes reach memory in the order in which they came.
+//! Whether an RDMA device's writes reach memory in the order in which they came, and by which way.
 
 use super::rdma::{chosen, none, wrong};
 use crate::finding::Finding;
@@ -41,6 +41,49 @@ pub fn pci(r: &Readings) -> Vec<Finding> {
             (Read::Unreadable(why), _) | (_, Read::Unreadable(why)) => Finding::not_applicable(name, why),
             (Read::Absent, _) => {
                 Finding::not_applicable(name, "it has no configuration space of PCI Express")
+            }
+        }
+    };
+    chosen(r).map(|device| look(&device.name)).collect()
+}
+
+/// With ATS a device asks the IOMMU for an address once, and sends what it has translated. A port that redirects peer traffic to the root
+/// sends that too, unless Direct Translated is on there (PCI Express base specification, "ACS Control Register").
+pub fn ats(r: &Readings) -> Vec<Finding> {
+    const REDIRECT: u16 = 0x4 | 0x8;
+    const DIRECT: u16 = 0x40;
+    if let Some(none) = none(r) {
+        return vec![none];
+    }
+    let look = |name: &str| {
+        let Some(function) = r.pci.iter().find(|f| f.what == name) else {
+            return Finding::not_applicable(name, "a device in software");
+        };
+        match &function.ats {
+            Read::Is(false) => Finding::passed(name, "ATS is off"),
+            Read::Absent => Finding::passed(name, "it has no ATS"),
+            Read::Unreadable(why) => Finding::not_applicable(name, why),
+            Read::Is(true) => {
+                let up = |acs: &u16| acs & REDIRECT != 0 && acs & DIRECT == 0;
+                let ports = function.bridges.iter().filter(|b| b.acs.is().is_some_and(up));
+                let ports: Vec<_> = ports.map(|b| b.address.as_str()).collect();
+                match ports.first() {
+                    None => Finding::passed(
+                        name,
+                        "ATS is on, and no port above it redirects what it has translated",
+                    ),
+                    Some(first) => Finding::warned(
+                        name,
+                        format!(
+                            "ATS is on, and ACS sends what it has translated up to the root at {}",
+                            ports.join(", ")
+                        ),
+                        format!(
+                            "setpci -s {first} ECAP_ACS+0x6.w=0040:0040, and so for each, as root after each boot, or ATS off \
+                             (pci=noats on the kernel's command line)"
+                        ),
+                    ),
+                }
             }
         }
     };

@@ -1,10 +1,10 @@
-//! Partitions of InfiniBand fabrics.
+//! What InfiniBand fabrics ask of queue pairs: a partition, and global headers.
 
 use pushgate_link_verbs::pkey::{FULL, place};
 
 use super::rdma::{each_port_but_iwarp, is_ethernet, wrong};
 use crate::finding::Finding;
-use crate::readings::Readings;
+use crate::readings::{Read, Readings};
 
 /// A queue pair has the first key of its port's table, or the one that `pkey` names. Two limited members of a partition do not hear each
 /// other (IB specification, 10.9.3).
@@ -46,6 +46,33 @@ pub fn pkey(r: &Readings) -> Vec<Finding> {
                 ),
                 "name one of its keys by pkey; without any the subnet manager has not set the port up",
             ),
+        }
+    })
+}
+
+/// A port without a LID, as virtual functions have, routes by GID (`IBV_QPF_GRH_REQUIRED`): queue pairs then carry a global header.
+pub fn global(r: &Readings) -> Vec<Finding> {
+    each_port_but_iwarp(r, |subject, _, port| {
+        if is_ethernet(port) {
+            return Finding::not_applicable(subject, "not InfiniBand: RoCE has a header of IP");
+        }
+        match &port.verbs {
+            Read::Is(state) if !state.global => {
+                Finding::passed(subject, format!("not asked for: LID {:#x} leads there", state.lid))
+            }
+            Read::Is(_) if port.gids.is_empty() => wrong(
+                r,
+                subject,
+                "the port asks for global headers, and has no GID to put into them",
+                "have the subnet manager give the port its GID; a virtual function has one once its GUID is set (ip link set \
+                 dev INTERFACE vf N node_guid and port_guid)",
+            ),
+            Read::Is(_) => Finding::passed(
+                subject,
+                "the port asks for global headers, 40 bytes a packet, and queue pairs carry them",
+            ),
+            Read::Absent => Finding::not_applicable(subject, "libibverbs was not asked"),
+            Read::Unreadable(why) => Finding::not_applicable(subject, why),
         }
     })
 }

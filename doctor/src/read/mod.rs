@@ -9,6 +9,7 @@ pub(crate) mod host;
 mod module;
 mod nccl;
 mod pci;
+pub(crate) use pci::ATS;
 mod rdma;
 mod roots;
 

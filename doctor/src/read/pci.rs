@@ -26,6 +26,10 @@ pub fn functions(roots: &Roots, rdma: &Read<Vec<RdmaDevice>>) -> Vec<PciFunction
                     true => firmware::write_ordering(&folder, &address),
                     false => Read::Absent,
                 },
+                ats: match what == GPU {
+                    true => Read::Absent,
+                    false => ats(&folder),
+                },
                 bridges: bridges(roots, &address),
                 address,
                 what,
@@ -85,4 +89,42 @@ fn relaxed(folder: &Path) -> Read<bool> {
 /// The ACS control register of a function's configuration space.
 fn control(config: &[u8]) -> Read<u16> {
     missing(pushgate_topology::parse_config(config).acs).then(|acs| Ok(acs.control))
+}
+
+/// Whether a function's Address Translation Services are on: the highest bit of their control register (PCI Express, "ATS Extended
+/// Capability").
+fn ats(folder: &Path) -> Read<bool> {
+    let bytes = match binary(&folder.join("config")) {
+        Read::Is(bytes) => bytes,
+        Read::Absent => return Read::Absent,
+        Read::Unreadable(why) => return Read::Unreadable(why),
+    };
+    if bytes.len() <= EXTENDED {
+        return missing(Found::NeedsRoot);
+    }
+    match extended(&bytes, ATS).and_then(|at| bytes.get(at + 7)) {
+        Some(high) => Read::Is(high & 0x80 != 0),
+        None => Read::Absent,
+    }
+}
+
+/// Where extended capabilities begin (PCI Express, "Extended Configuration Space").
+const EXTENDED: usize = 0x100;
+/// Address Translation Services.
+pub(crate) const ATS: u16 = 0xf;
+
+/// Where an extended capability of a configuration space lies.
+fn extended(config: &[u8], wanted: u16) -> Option<usize> {
+    let mut at = EXTENDED;
+    for _ in 0..(4096 - EXTENDED) / 4 {
+        let head = u32::from_le_bytes(config.get(at..at + 4)?.try_into().ok()?);
+        if head as u16 == wanted {
+            return Some(at);
+        }
+        at = (head >> 20) as usize & !3;
+        if at < EXTENDED {
+            return None;
+        }
+    }
+    None
 }

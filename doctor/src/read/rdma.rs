@@ -99,6 +99,7 @@ fn port(roots: &Roots, device: &Path, name: &str, number: u8) -> RdmaPort {
         gids,
         pkeys: pkey::table(&folder),
         netdev,
+        tos: tos(roots, name, number),
         errors: errors(&folder),
         verbs: match roots.live {
             true => {
@@ -107,6 +108,12 @@ fn port(roots: &Roots, device: &Path, name: &str, number: u8) -> RdmaPort {
             false => Read::Absent,
         },
     }
+}
+
+/// What an administrator has set of a port in configfs, which has the port's folder then.
+fn tos(roots: &Roots, device: &str, port: u8) -> Read<u8> {
+    let folder = roots.sys.join("kernel/config/rdma_cm").join(device).join("ports");
+    number(&folder.join(port.to_string()).join("default_roce_tos"))
 }
 
 /// Errors that a port has counted. What can't be read as a number counts nothing.

@@ -374,7 +374,7 @@ impl Device {
     }
 
     /// Makes a test's device one whose port is of InfiniBand.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "sim"))]
     pub(super) fn be_infiniband(&mut self) {
         self.ethernet = false;
     }

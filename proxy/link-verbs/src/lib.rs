@@ -40,6 +40,11 @@ mod device_memory;
 #[cfg(test)]
 mod erdma_tests;
 mod error;
+#[cfg(any(test, feature = "sim"))]
+#[deny(clippy::disallowed_methods, clippy::disallowed_types)]
+pub mod firmware;
+#[cfg(test)]
+mod firmware_tests;
 mod flush;
 pub mod gid;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]

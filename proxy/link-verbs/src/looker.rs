@@ -390,7 +390,10 @@ mod tests {
             let mut hangs = lock(&self.hangs);
             hangs.1 += 1;
             self.changed.notify_all();
-            let mut hangs = self.changed.wait_while(hangs, |hangs| hangs.0).unwrap();
+            let (mut hangs, waited) =
+                self.changed.wait_timeout_while(hangs, hang(), |hangs| hangs.0).unwrap();
+            // A thread that the test needs waits for the firmware. In a function of C this ends the process.
+            assert!(!waited.timed_out(), "an engine waits for the firmware");
             hangs.1 -= 1;
         }
 

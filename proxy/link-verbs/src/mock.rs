@@ -4,7 +4,8 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::path::PathBuf;
+use std::net::Ipv6Addr;
+use std::path::{Path, PathBuf};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -18,15 +19,15 @@ pub(super) const LKEY: u32 = 0x11;
 pub(super) const RKEY: u32 = 0x22;
 /// Number of every queue pair.
 pub(super) const QP: u32 = 0x33;
+/// A subnet of 24 bits of IPv4. The port has its first address.
+pub(super) const SUBNET: Ipv6Addr = Ipv6Addr::new(0, 0, 0, 0, 0, 0xffff, 0x0a00, 0);
 /// Address at index 0 of the port.
 pub(super) const GID: &str = "0000:0000:0000:0000:0000:ffff:0a00:0001";
 
 /// LID of a port of InfiniBand.
-#[cfg(test)]
 const LID: u16 = 7;
 
 /// Address at index 0 of a port of InfiniBand: subnet and port.
-#[cfg(test)]
 const INFINIBAND_GID: &str = "fe80:0000:0000:0000:0002:c903:0012:ab35";
 
 type Call = (&'static str, Vec<u64>);
@@ -356,7 +357,6 @@ impl Mock {
     }
 
     /// A device whose port is InfiniBand: the port has a LID, a GID that is no IP address, and no network interface.
-    #[cfg(test)]
     pub(super) fn on_infiniband(mut self) -> Self {
         let device = Arc::get_mut(&mut self.device).expect("nobody has it yet");
         // SAFETY: see `objects`; nobody else has the device.
@@ -368,18 +368,9 @@ impl Mock {
         self
     }
 
-    /// The port has these addresses at their places, and no others.
-    #[cfg(test)]
-    pub(super) fn has_addresses(&self, all: &[(u32, std::net::Ipv6Addr)]) {
-        for name in ["gids", "gid_attrs/types"] {
-            let folder = self.sysfs.join(name);
-            std::fs::remove_dir_all(&folder).unwrap();
-            std::fs::create_dir(&folder).unwrap();
-            for (index, address) in all {
-                let text = if name == "gids" { address.to_string() } else { "RoCE v2".into() };
-                std::fs::write(folder.join(index.to_string()), text).unwrap();
-            }
-        }
+    /// The port's folder.
+    pub(super) fn port(&self) -> &Path {
+        &self.sysfs
     }
 
     fn with(
@@ -435,6 +426,32 @@ impl Mock {
         let device = Device::mock(Box::leak(Box::new(verbs)), context, sysfs.clone(), kind);
         Mock { device: Arc::new(device), sysfs }
     }
+}
+
+/// The port of this folder has these addresses at their places, and no others. They are of no network interface.
+pub(super) fn has_addresses(port: &Path, all: &[(u32, Ipv6Addr)]) {
+    let _ = std::fs::remove_dir_all(port.join("gid_attrs/ndevs"));
+    let text = |address: &Ipv6Addr| address.to_string();
+    writes(port, "gids", all.iter().map(|(index, address)| (*index, text(address))));
+    writes(port, "gid_attrs/types", all.iter().map(|(index, _)| (*index, "RoCE v2".into())));
+}
+
+/// The address at this place is of a network interface that every host has, and of this network namespace.
+pub(super) fn has_interface(port: &Path, index: u32) {
+    writes(port, "gid_attrs/ndevs", [(index, "lo".into())].into_iter());
+}
+
+/// The port has the partitions of these keys.
+pub(super) fn has_partitions(port: &Path, keys: &[u16]) {
+    writes(port, "pkeys", (0..).zip(keys.iter().map(|key| format!("{key:#06x}"))));
+}
+
+/// A folder has these files, and no others.
+fn writes(port: &Path, folder: &str, files: impl Iterator<Item = (u32, String)>) {
+    let folder = port.join(folder);
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).unwrap();
+    files.for_each(|(index, text)| std::fs::write(folder.join(index.to_string()), text).unwrap());
 }
 
 /// A folder of its own, with one address.

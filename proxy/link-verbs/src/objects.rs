@@ -525,6 +525,10 @@ impl Rc {
         }
     }
 
+    pub(super) fn is_destroyed(&self) -> bool {
+        self.raw.is_none()
+    }
+
     /// What asynchronous events name: libibverbs' handles of the queue pair and of its completion queue.
     pub(super) fn names(&self) -> [usize; 2] {
         [self.raw.map_or(0, |raw| raw.as_ptr().addr()), self.cq.raw.as_ptr().addr()]

@@ -12,17 +12,19 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{c_int, c_void};
+use std::net::Ipv6Addr;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use pushgate_driver_shim::memory::SharedMemory;
 use pushgate_rdma_core_sys::*;
 
 use super::device::Device;
+use super::firmware;
 use super::kinds::{Kind, Protocol};
 use super::mock::{self, Mock};
-use super::profiles::{InError, Profile};
+use super::profiles::{InError, Managed, Profile};
 
 /// Bytes of a piece of a short WRITE, and of a long one.
 const WORD: usize = 8;
@@ -58,15 +60,28 @@ struct Late {
     bytes: Vec<u8>,
 }
 
+/// The LID, the MTU as an `ibv_mtu`, and the address of a port; `None`: any.
+#[derive(Clone, Copy, Default)]
+struct Port {
+    lid: Option<u16>,
+    mtu: Option<u32>,
+    gid: Option<[u8; 16]>,
+}
+
 #[derive(Default)]
 struct Qp {
     peer: u32,
+    /// The port as it was when the queue pair was made.
+    port: Port,
     /// Where its packets go, and how long they are, as an `ibv_mtu`.
     lid: u16,
     gid: Option<[u8; 16]>,
     /// The address that its packets carry.
     from: Option<[u8; 16]>,
     mtu: u32,
+    /// The place of its partition's key, and its service level.
+    pkey: u16,
+    level: u8,
     error: bool,
     ready: bool,
     cq: usize,
@@ -97,14 +112,20 @@ pub(super) struct Nic {
     refuses: bool,
     /// The port is down, as a look at it tells.
     down: bool,
-    /// The LID, the MTU as an `ibv_mtu`, and the address that the port has been given since it was opened.
-    lid: Option<u16>,
-    mtu: Option<u32>,
-    gid: Option<[u8; 16]>,
+    /// What the port has been given since it was opened.
+    port: Port,
+    /// How often the port changes yet when a queue pair comes to the error state, if it is one that changes: those that are there go
+    /// on with the port as it was.
+    changes: Option<u32>,
+    /// Where the port's folder is, if its address changes too.
+    moves: Option<PathBuf>,
+    /// What a subnet manager asks for.
+    managed: Option<Managed>,
     /// The addresses of each context's port, by their places. No router is between subnets of 24 bits of IPv4.
     tables: BTreeMap<usize, Vec<(u32, [u8; 16])>>,
-    /// Addresses at which the CPU finds nothing, as those of a GPU's memory: the device reads there, and its provider may not.
-    of_devices: Vec<Range<u64>>,
+    /// Addresses at which the CPU finds nothing, as those of a GPU's memory, by what names them: the device reads there, and its
+    /// provider may not.
+    of_devices: BTreeMap<usize, Range<u64>>,
 }
 
 /// The device's state that backs a context. It is never freed: a queue pair may outlive its device's [`Sim`].
@@ -116,6 +137,11 @@ fn nic(context: *mut ibv_context) -> MutexGuard<'static, Nic> {
 
 fn with<T>(context: *mut ibv_context, act: impl FnOnce(&mut Nic) -> T) -> T {
     act(&mut nic(context))
+}
+
+/// An address of the network.
+fn of_subnet(number: u128) -> Ipv6Addr {
+    (mock::SUBNET.to_bits() + number).into()
 }
 
 fn wc(wr_id: u64, status: ibv_wc_status) -> ibv_wc {
@@ -172,8 +198,25 @@ impl Nic {
             }
         }
         let qp = self.qps.get_mut(&number).expect("it is there");
-        qp.error = true;
+        let fell = !std::mem::replace(&mut qp.error, true);
         qp.late.append(&mut late);
+        if fell {
+            self.change();
+        }
+    }
+
+    /// The port gets another LID, MTU and address, where it is one that changes.
+    fn change(&mut self) {
+        let Some(left) = self.changes.as_mut().filter(|left| **left > 0) else { return };
+        *left -= 1;
+        let lid = self.port.lid.unwrap_or(0) + 1;
+        (self.port.lid, self.port.mtu) = (Some(lid), Some(3 + u32::from(lid) % 3));
+        let Some(port) = &self.moves else { return };
+        let (place, address) = (u32::from(lid), of_subnet(u128::from(lid) + 1));
+        mock::has_addresses(port, &[(place, address)]);
+        self.port.gid = Some(address.octets());
+        // An end may still use what it told the other one of.
+        self.tables.values_mut().for_each(|all| all.push((place, address.octets())));
     }
 
     /// Places a piece of what had reached a queue pair before its error state, chosen by `which`. The queue pair's number,
@@ -214,13 +257,16 @@ impl Nic {
     fn answers(&self, number: u32) -> bool {
         let Some(qp) = self.qps.get(&number) else { return false };
         let peer = self.qps.get(&qp.peer);
-        let leads = self.lid.is_none_or(|lid| lid == qp.lid)
-            && self.mtu.is_none_or(|mtu| qp.mtu <= mtu)
-            && self.gid.is_none_or(|gid| qp.gid.is_none_or(|to| to == gid))
-            && qp.from.is_none_or(|from| {
+        let port = |peer: &Qp| if self.changes.is_some() { peer.port } else { self.port };
+        let leads =
+            peer.map(port).is_some_and(|port| {
+                port.lid.is_none_or(|lid| lid == qp.lid)
+                    && port.mtu.is_none_or(|mtu| qp.mtu <= mtu)
+                    && port.gid.is_none_or(|gid| qp.gid.is_none_or(|to| to == gid))
+            }) && qp.from.is_none_or(|from| {
                 // A queue pair takes packets of the one address that it goes to.
                 qp.gid.is_some_and(|to| from[..15] == to[..15]) && peer.is_some_and(|p| p.gid == Some(from))
-            });
+            }) && self.managed.is_none_or(|managed| managed.carries((qp.pkey, qp.level, qp.gid.is_some())));
         !self.silent && leads && qp.ready && peer.is_some_and(|p| p.peer == number && !p.error)
     }
 
@@ -406,8 +452,7 @@ impl Sim {
     }
 
     /// A device whose port is of InfiniBand and has no network interface.
-    #[cfg(test)]
-    pub(super) fn infiniband() -> Self {
+    pub fn infiniband() -> Self {
         let Sim { device, _mock } = Self::new();
         // The mock has the one handle that is left.
         drop(device);
@@ -419,23 +464,51 @@ impl Sim {
     pub(super) fn of_kind(kind: &'static Kind, change: impl FnOnce(&mut Verbs, &mut ibv_context)) -> Self {
         let early = kind.protocol == Protocol::Iwarp;
         let state: &'static Mutex<Nic> = Box::leak(Box::new(Mutex::new(Nic { early, ..Nic::default() })));
-        let mock = Mock::with_functions((&raw const *state).cast_mut().cast(), kind, |verbs, context| {
+        let mut mock = Mock::with_functions((&raw const *state).cast_mut().cast(), kind, |verbs, context| {
             functions(verbs, context);
             change(verbs, context);
         });
+        Arc::get_mut(&mut mock.device).expect("nobody has it yet").beside = firmware::beside;
         Sim { device: mock.device.clone(), _mock: mock }
     }
 
     /// A device that does as an adapter does.
     #[cfg(test)]
-    pub(super) fn of_profile(self, profile: &Profile) -> Self {
-        self.is_of(profile);
-        self
+    pub(super) fn of_profile(profile: &Profile) -> Self {
+        let sim = if profile.managed.is_some() { Self::infiniband() } else { Self::new() };
+        sim.is_of(profile);
+        sim
     }
 
-    /// From now on the device does as an adapter does.
+    /// From now on the device does as an adapter does. The port is InfiniBand's where the profile has a subnet manager.
     pub fn is_of(&self, profile: &Profile) {
-        self.nic(|nic| nic.in_error = profile.in_error);
+        let (context, port) = (self.device.raw().addr(), self._mock.port());
+        if let Some(managed) = profile.managed {
+            assert!(!self.device.is_ethernet(), "{}: no subnet manager is on Ethernet", profile.name);
+            mock::has_partitions(port, &managed.partitions);
+        }
+        let (index, own) = (if profile.pods { 4 } else { 0 }, of_subnet(1));
+        if profile.pods {
+            // Those of other network namespaces come first.
+            let others = (0..index).map(|i| (i, of_subnet(2 + u128::from(i))));
+            mock::has_addresses(port, &others.chain([(index, own)]).collect::<Vec<_>>());
+            mock::has_interface(port, index);
+        }
+        self.nic(|nic| {
+            nic.in_error = profile.in_error;
+            nic.managed = profile.managed;
+            nic.changes = profile.changes;
+            nic.moves = profile.changes.map(|_| port.into());
+            if profile.changes.is_some() || profile.pods {
+                nic.tables.insert(context, vec![(index, own.octets())]);
+            }
+        });
+    }
+
+    /// The port's address does not change: links that go end their queue pairs.
+    #[cfg(feature = "sim")]
+    pub fn keeps_its_address(&self) {
+        self.nic(|nic| nic.moves = None);
     }
 
     /// Another device on the same network.
@@ -453,7 +526,10 @@ impl Sim {
     /// A device on which nothing is made: what was there is forgotten.
     #[cfg(feature = "sim")]
     pub fn reset(&self) {
-        self.nic(|nic| *nic = Nic::default());
+        let before = self.nic(std::mem::take);
+        if !before.tables.is_empty() {
+            mock::has_addresses(self._mock.port(), &[(0, of_subnet(1))]);
+        }
         self.device.looker.reset();
         mock::take();
     }
@@ -519,10 +595,10 @@ impl Sim {
         });
     }
 
-    /// The CPU finds nothing in this memory from now on; the device does.
-    pub(crate) fn is_of_device(&self, memory: &SharedMemory) {
-        let begin = memory.as_ptr().as_ptr() as u64;
-        self.nic(|nic| nic.of_devices.push(begin..begin + memory.len() as u64));
+    /// The CPU finds nothing at these addresses from now on; the device does. Those that had this name before are memory of the host.
+    pub fn is_of_device(&self, name: usize, addresses: Range<usize>) {
+        let addresses = addresses.start as u64..addresses.end as u64;
+        self.nic(|nic| nic.of_devices.insert(name, addresses));
     }
 
     /// WRITEs that have completed without an error.
@@ -538,26 +614,26 @@ impl Sim {
     /// A subnet manager gives the port another LID: nothing reaches the one before.
     #[cfg(test)]
     pub(crate) fn lid(&self, lid: u16) {
-        self.nic(|nic| nic.lid = Some(lid));
+        self.nic(|nic| nic.port.lid = Some(lid));
     }
 
     /// The network takes no packet that is longer than this `ibv_mtu`, as the port says.
     #[cfg(test)]
     pub(crate) fn mtu(&self, mtu: u32) {
-        self.nic(|nic| nic.mtu = Some(mtu));
+        self.nic(|nic| nic.port.mtu = Some(mtu));
     }
 
     /// The address at index 0 of the port gives way to another one, at this index: nothing reaches the one before.
     #[cfg(test)]
-    pub(crate) fn address(&self, index: u32, address: std::net::Ipv6Addr) {
-        self._mock.has_addresses(&[(index, address)]);
-        self.nic(|nic| nic.gid = Some(address.octets()));
+    pub(crate) fn address(&self, index: u32, address: Ipv6Addr) {
+        mock::has_addresses(self._mock.port(), &[(index, address)]);
+        self.nic(|nic| nic.port.gid = Some(address.octets()));
     }
 
     /// The port has these addresses, and packets get from them to those of the same subnet alone.
     #[cfg(test)]
-    pub(crate) fn addresses(&self, all: &[(u32, std::net::Ipv6Addr)]) {
-        self._mock.has_addresses(all);
+    pub(crate) fn addresses(&self, all: &[(u32, Ipv6Addr)]) {
+        mock::has_addresses(self._mock.port(), all);
         let context = self.device.raw().addr();
         let table = all.iter().map(|(index, address)| (*index, address.octets())).collect();
         self.nic(|nic| nic.tables.insert(context, table));
@@ -693,6 +769,7 @@ unsafe extern "C" fn reg_mr(
     length: usize,
     access: c_int,
 ) -> *mut ibv_mr {
+    firmware::command();
     // SAFETY: the domain is the caller's.
     let context = unsafe { (*pd).context };
     let key = with(context, |nic| {
@@ -704,6 +781,7 @@ unsafe extern "C" fn reg_mr(
 }
 
 unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
+    firmware::command();
     // SAFETY: made by `reg_mr`, and deregistered once.
     let mr = unsafe { Box::from_raw(mr) };
     with(mr.context, |nic| nic.memory.remove(&mr.lkey));
@@ -730,17 +808,19 @@ unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
 }
 
 pub(super) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    firmware::command();
     // SAFETY: the domain and the attributes are the caller's.
     let (context, cq) = unsafe { ((*pd).context, (*init).send_cq) };
     let number = with(context, |nic| {
         nic.next += 1;
-        nic.qps.insert(nic.next, Qp { cq: cq.addr(), ..Qp::default() });
+        nic.qps.insert(nic.next, Qp { cq: cq.addr(), port: nic.port, ..Qp::default() });
         nic.next
     });
     Box::into_raw(Box::new(ibv_qp { context, qp_num: number, ..Default::default() }))
 }
 
 unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
+    firmware::command();
     // SAFETY: made by `create_qp`, and destroyed once.
     let qp = unsafe { Box::from_raw(qp) };
     with(qp.context, |nic| nic.qps.remove(&qp.qp_num));
@@ -748,19 +828,24 @@ unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
 }
 
 pub(super) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, _: c_int) -> c_int {
+    firmware::command();
     // SAFETY: the queue pair is there, the attributes are the caller's.
     let (context, number, a) = unsafe { ((*qp).context, (*qp).qp_num, *attr) };
     with(context, |nic| {
         let table = nic.tables.get(&context.addr());
         let qp = nic.qps.get_mut(&number).expect("it is there");
         match a.qp_state {
+            ibv_qp_state::IBV_QPS_INIT => qp.pkey = a.pkey_index,
             ibv_qp_state::IBV_QPS_RTR => {
                 (qp.peer, qp.lid, qp.mtu) = (a.dest_qp_num, a.ah_attr.dlid, a.path_mtu.0);
+                qp.level = a.ah_attr.sl;
                 // SAFETY: any bytes are an address.
                 let to = unsafe { a.ah_attr.grh.dgid.raw };
                 qp.gid = (a.ah_attr.is_global != 0).then_some(to);
                 let place = u32::from(a.ah_attr.grh.sgid_index);
-                qp.from = table.and_then(|all| all.iter().find(|one| one.0 == place).map(|one| one.1));
+                let of = |all: &Vec<(u32, [u8; 16])>| all.iter().find(|one| one.0 == place).map(|one| one.1);
+                // Nothing answers an address that is another one's.
+                qp.from = table.map(|all| of(all).unwrap_or([0xff; 16]));
             }
             ibv_qp_state::IBV_QPS_RTS => qp.ready = true,
             ibv_qp_state::IBV_QPS_ERR => {
@@ -786,8 +871,9 @@ unsafe extern "C" fn query_port(
         if nic.down {
             a.state = ibv_port_state::IBV_PORT_DOWN;
         }
-        a.lid = nic.lid.unwrap_or(a.lid);
-        a.active_mtu = nic.mtu.map_or(a.active_mtu, ibv_mtu);
+        a.lid = nic.port.lid.unwrap_or(a.lid);
+        a.active_mtu = nic.port.mtu.map_or(a.active_mtu, ibv_mtu);
+        a.flags |= nic.managed.map_or(0, |managed| managed.global.into());
     });
     result
 }
@@ -819,7 +905,7 @@ pub(super) unsafe extern "C" fn post_send(
             let bytes = if r.num_sge == 0 { 0 } else { source.length as usize };
             let inline = r.send_flags & ibv_send_flags::IBV_SEND_INLINE.0 != 0 && bytes > 0;
             // As libmlx5's memcpy out of the source would.
-            let faults = nic.of_devices.iter().any(|memory| memory.contains(&source.addr));
+            let faults = nic.of_devices.values().any(|memory| memory.contains(&source.addr));
             assert!(
                 !(inline && faults),
                 "SIGSEGV: {bytes} bytes of a device's memory were to be sent inline"

@@ -15,6 +15,8 @@ use pushgate_test_ends::{
 };
 
 use super::config::{Config, RdmaCm, WriteOrder};
+use super::firmware;
+use super::profiles::Profile;
 use super::setup::VerbsOpening;
 use super::simulated::Sim;
 use super::verbs_link::VerbsLink;
@@ -56,7 +58,10 @@ fn links_between(sims: [&Sim; 2], config: &Config) -> Links {
 
 /// Window and region of the end are memory of a device, which the CPU does not read.
 fn lies_in_device(end: &End, sim: &Sim) {
-    end.of_device().into_iter().for_each(|memory| sim.is_of_device(memory));
+    for memory in end.of_device() {
+        let at = memory.as_ptr().as_ptr() as usize;
+        sim.is_of_device(at, at..at + memory.len());
+    }
 }
 
 /// One run. `seed` decides what is posted, which end has its turn, what the device does, and with `breaks` when links break.
@@ -67,10 +72,22 @@ fn any_order(seed: u64, imm: bool, breaks: bool) -> u64 {
 
 /// One run, as [`any_order`], on this device.
 pub(super) fn any_order_on(sim: &Sim, seed: u64, imm: bool, breaks: bool) -> u64 {
+    // Simulated devices have no rdma_cm.
+    any_order_with(sim, (&Config { cm: RdmaCm::Off, ..Config::default() }, false), seed, imm, breaks)
+}
+
+/// One run, as [`any_order`], on a device of this profile. An engine waits for no command to the firmware.
+pub(super) fn any_order_over(profile: &Profile, seed: u64, imm: bool, breaks: bool) -> u64 {
+    any_order_with(&Sim::of_profile(profile), (&profile.config(), profile.slow), seed, imm, breaks)
+}
+
+fn any_order_with(sim: &Sim, (config, slow): (&Config, bool), seed: u64, imm: bool, breaks: bool) -> u64 {
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-    // Simulated devices have no rdma_cm, and place in any order, of whatever kind they are.
-    let config = Config { imm, cm: RdmaCm::Off, write_order: WriteOrder::Wait, ..Config::default() };
+    // They place in any order, of whatever kind they are.
+    let config = Config { imm, write_order: WriteOrder::Wait, ..config.clone() };
     let mut ends = pair(sim, &config);
+    // The ends go after it.
+    let _run = firmware::begin(slow);
     // Windows of the kernel module, and GPU memory that a region is of, lie in devices.
     ends.iter().for_each(|end| lies_in_device(end, sim));
     if breaks {
@@ -90,6 +107,7 @@ pub(super) fn any_order_on(sim: &Sim, seed: u64, imm: bool, breaks: bool) -> u64
                 end.now += 100_000;
                 end.endpoint.control();
             });
+            firmware::advance(ends[0].now);
             match random.next() % 64 {
                 0 if messages > 0 => _ = ends[i].endpoint.break_link(),
                 1 if messages > 0 => sim.break_one(),
@@ -131,10 +149,12 @@ pub(super) fn any_order_on(sim: &Sim, seed: u64, imm: bool, breaks: bool) -> u64
             end.endpoint.control();
             end.poll();
         });
+        firmware::advance(ends[0].now);
         let [a, b] = &mut ends;
         a.take(b);
         b.take(a);
     }
+    assert_eq!(firmware::waited(), 0, "nanoseconds that the engine waited for the firmware");
     // The ends go at once.
     sim.drains();
     for i in [0, 1] {

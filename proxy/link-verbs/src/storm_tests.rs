@@ -13,7 +13,7 @@ use pushgate_test_ends::{End, recovering};
 const MS: u64 = 1_000_000;
 
 /// A millisecond of all ends.
-fn pass(sim: &Sim, all: &mut [[End; 2]]) {
+pub(super) fn pass(sim: &Sim, all: &mut [[End; 2]]) {
     for end in all.iter_mut().flatten() {
         end.now += MS;
         end.endpoint.control();
@@ -27,7 +27,7 @@ fn pass(sim: &Sim, all: &mut [[End; 2]]) {
     }
 }
 
-fn post(all: &mut [[End; 2]]) {
+pub(super) fn post(all: &mut [[End; 2]]) {
     for end in all.iter_mut().flatten() {
         end.posted += 1;
         let number = end.posted;
@@ -47,7 +47,7 @@ fn until_all_have_arrived(sim: &Sim, all: &mut [[End; 2]]) -> u64 {
     took
 }
 
-fn made(all: &[[End; 2]]) -> u64 {
+pub(super) fn made(all: &[[End; 2]]) -> u64 {
     all.iter().flatten().map(|end| end.endpoint.counters().recovered).sum()
 }
 

@@ -8,7 +8,8 @@ use pushgate_core::session::Status;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_link::frame::Frame;
 use pushgate_link::ring;
-use pushgate_link_verbs::profiles::PROFILES;
+use pushgate_link_verbs::firmware;
+use pushgate_link_verbs::profiles::Profile;
 use pushgate_link_verbs::simulated::Sim;
 
 use super::log::Log;
@@ -26,6 +27,23 @@ use super::violation::{Violation, broken};
 
 /// RDMA devices of a queue pair that has several.
 pub(super) const RAILS: usize = 3;
+
+/// The RDMA devices of one kind.
+pub(super) struct Devices {
+    pub(super) nic: Sim,
+    /// Those over which stripes go.
+    pub(super) rails: [Sim; RAILS],
+}
+
+impl Devices {
+    pub(super) fn new(make: impl Fn() -> Sim) -> Self {
+        Devices { nic: make(), rails: std::array::from_fn(|_| make()) }
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = &Sim> {
+        [&self.nic].into_iter().chain(&self.rails)
+    }
+}
 
 /// Between two looks of the RDMA device for retries that are exceeded.
 const RETRIES: u64 = 200 * MS;
@@ -63,6 +81,10 @@ pub(super) struct Sums {
 
 /// The cluster.
 pub(super) struct Cluster<'a> {
+    // Before the queue pairs that wait for it.
+    _firmware: firmware::Run,
+    /// What the RDMA devices do.
+    pub(super) profile: Profile,
     pub(super) plan: Plan,
     pub(super) nic: &'a Sim,
     /// The RDMA devices of queue pairs that have several.
@@ -74,8 +96,8 @@ pub(super) struct Cluster<'a> {
     pub(super) set_ups: Vec<SetUp>,
     /// Offers that were made.
     pub(super) attempts: u64,
-    /// When each actor acts next: the nodes, the programs, the wires of rails, the set-ups, the RDMA device, the replay, the
-    /// mesh.
+    /// When each actor acts next: the nodes, the programs, the firmware, the wires of rails, the set-ups, the RDMA device, the
+    /// replay, the mesh.
     pub(super) next: Vec<u64>,
     pub(super) now: u64,
     pub(super) random: Random,
@@ -121,12 +143,15 @@ pub(super) struct Progress {
 }
 
 impl<'a> Cluster<'a> {
-    /// Makes the cluster of a plan on a simulated device. `prints`: each event is printed to stderr.
-    pub(super) fn new(plan: Plan, (nic, rails): (&'a Sim, &'a [Sim; RAILS]), prints: bool) -> Self {
-        nic.reset();
-        rails.iter().for_each(Sim::reset);
-        let profile = Random::new(plan.seed, 97_000).of(&PROFILES);
-        [nic].into_iter().chain(rails).for_each(|sim| sim.is_of(&profile));
+    /// Makes the cluster of a plan on simulated devices, which do as a profile says. `prints`: each event is printed to stderr.
+    pub(super) fn new(plan: Plan, devices: &'a Devices, profile: Profile, prints: bool) -> Self {
+        let firmware = firmware::begin(profile.slow);
+        devices.all().for_each(Sim::reset);
+        devices.all().for_each(|sim| sim.is_of(&profile));
+        if plan.qps.iter().any(|qp| matches!(qp.carrier, Carrier::Verbs { .. }) && !qp.recovers) {
+            devices.nic.keeps_its_address();
+        }
+        let Devices { nic, rails } = devices;
         // A link that is freed waits for its device, which does nothing meanwhile.
         rails.iter().for_each(Sim::drains);
         memory::forget_readable();
@@ -152,7 +177,7 @@ impl<'a> Cluster<'a> {
         let (random, restarts) = (schedule(1), schedule(3));
         let replay = (plan.replay > 0).then(|| Replay::new(plan.replay.into(), schedule(2)));
         // A node acts when it has a queue pair, a program when its ends have met.
-        let actors = nodes.len() + programs.len() + 5;
+        let actors = nodes.len() + programs.len() + 6;
         let mut next = vec![NEVER; actors];
         let unfinished = qps.len() + replay.is_some() as usize;
         next[actors - 2] = if replay.is_some() { 0 } else { NEVER };
@@ -164,6 +189,8 @@ impl<'a> Cluster<'a> {
         // The last one first, so that the next one is taken off the end.
         faults.sort_by_key(|fault| std::cmp::Reverse((fault.after, fault.number)));
         Cluster {
+            _firmware: firmware,
+            profile,
             nic,
             rails,
             nodes,
@@ -249,6 +276,10 @@ impl<'a> Cluster<'a> {
         self.next.len() - 5
     }
 
+    fn firmware_actor(&self) -> usize {
+        self.next.len() - 6
+    }
+
     /// One event: that of the actor that is due first.
     fn step(&mut self) -> Result<(), Violation> {
         let mut actor = 0;
@@ -280,12 +311,17 @@ impl<'a> Cluster<'a> {
             self.step_wires()?;
         } else if actor == self.set_up_actor() {
             self.step_set_up()?;
+        } else if actor == self.firmware_actor() {
+            firmware::advance(now);
+            self.log.event(now, "firmware is done", 0, 0);
         } else if actor + 1 == self.next.len() {
             self.step_mesh()?;
         } else {
             self.step_replay()?;
         }
         self.fire_faults();
+        let actor = self.firmware_actor();
+        self.next[actor] = firmware::next().unwrap_or(NEVER);
         Ok(())
     }
 
@@ -413,9 +449,17 @@ impl<'a> Cluster<'a> {
         if node.doing == node::Doing::Dead {
             return self.take_over(at);
         }
+        firmware::waited();
         let (did, next) = node.step(self.now);
         self.log.event(self.now, name(did), at as u64, 0);
         self.next[at] = next;
+        let waited = firmware::waited();
+        if waited > 0 {
+            return Err(broken(
+                8,
+                format!("all queue pairs of rank {at} wait {waited} ns for the firmware of one"),
+            ));
+        }
         if matches!(did, node::Did::FellAsleep) {
             return self.must_sleep_well(at, None);
         }
@@ -581,6 +625,7 @@ impl<'a> Cluster<'a> {
     /// Goes on with that, a millisecond later. True while a queue pair is there.
     pub(super) fn move_out(&mut self) -> bool {
         self.now += MS;
+        firmware::advance(self.now);
         let mut leaving = false;
         for node in &mut self.nodes {
             leaving |= node.is_leaving(self.now);
@@ -629,6 +674,7 @@ fn program_name(did: program::Did) -> &'static str {
 #[cfg(test)]
 mod tests {
     use pushgate_driver_shim::segment::Geometry;
+    use pushgate_link_verbs::profiles::PROFILES;
 
     use super::super::plan::{EndPlan, NodePlan, Posts, QpPlan, Reader, US};
     use super::*;
@@ -678,8 +724,8 @@ mod tests {
 
     #[test]
     fn p7_an_engine_that_sleeps_wakes_when_a_reservation_rings_before_its_message_is_published() {
-        let (nic, rails) = (Sim::new(), std::array::from_fn(|_| Sim::new()));
-        let mut cluster = Cluster::new(sleepy(), (&nic, &rails), false);
+        let devices = Devices::new(Sim::new);
+        let mut cluster = Cluster::new(sleepy(), &devices, PROFILES[0], false);
         let mut woken = 0;
         while cluster.progress.unfinished > 0 {
             let (asleep, slots) = (cluster.nodes[0].is_asleep(), cluster.programs[0].producer.slots());

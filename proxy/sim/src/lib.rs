@@ -44,7 +44,7 @@
 //!   only for a cause, and one of the cause's codes; once there is a cause both ends show a status within 15 s of virtual
 //!   time, with a completion for each work request that was published and wanted one. A run makes progress within 15 s.
 //!   Queue pairs that are closed are gone within 15 s, and their programs see the end.
-//! * **P8**: nobody writes to the bytes beside a region. An end that refuses what it reads names the rank that wrote it.
+//! * **P8**: no engine waits for a command to an RDMA device's firmware. Nobody writes to the bytes beside a region. An end that refuses what it reads names the rank that wrote it.
 //!   Queue pairs that nobody lies on end with nothing refused.
 //!
 //! After each event of the set-up of a queue pair (`set_up/`):
@@ -96,11 +96,12 @@ use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
-use pushgate_link_tcp::random;
+use pushgate_link_tcp::random::{self, Random};
+use pushgate_link_verbs::profiles::PROFILES;
 use pushgate_link_verbs::simulated::Sim;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use self::cluster::{Cluster, RAILS, Sums};
+use self::cluster::{Cluster, Devices, Sums};
 use self::plan::Plan;
 use self::violation::broken;
 
@@ -153,9 +154,8 @@ pub struct Outcome {
 
 /// What runs seeds, one after the other. For one thread.
 pub struct Simulator {
-    nic: Sim,
-    /// Those over which stripes go.
-    rails: [Sim; RAILS],
+    ethernet: Devices,
+    infiniband: Devices,
 }
 
 impl Default for Simulator {
@@ -194,19 +194,20 @@ fn quietly<T>(act: impl FnOnce() -> T) -> Result<T, String> {
 }
 
 impl Simulator {
-    /// A simulator with an RDMA device of its own.
+    /// A simulator with RDMA devices of its own.
     pub fn new() -> Self {
         prepare();
-        Simulator { nic: Sim::new(), rails: std::array::from_fn(|_| Sim::new()) }
+        Simulator { ethernet: Devices::new(Sim::new), infiniband: Devices::new(Sim::infiniband) }
     }
 
     /// Runs one seed. `plant`: with a fault of ours switched on. `prints`: each event is printed to stderr.
     pub fn run(&mut self, seed: u64, cut: &Cut, plant: Option<Plant>, prints: bool) -> Outcome {
         pushgate_core::plant::set(plant);
         let mut cluster = None;
+        let profile = Random::new(seed, 97_000).of(&PROFILES);
+        let devices = if profile.is_infiniband() { &self.infiniband } else { &self.ethernet };
         let result = quietly(|| {
-            let cluster =
-                cluster.insert(Cluster::new(Plan::new(seed, cut), (&self.nic, &self.rails), prints));
+            let cluster = cluster.insert(Cluster::new(Plan::new(seed, cut), devices, profile, prints));
             cluster.run(MOST_STEPS)
         });
         let violation = match result {
@@ -244,32 +245,31 @@ impl Simulator {
             outcome.hash = cluster.log.hash();
             if outcome.violation.is_some() {
                 outcome.last = cluster.log.last();
-                self.clear(cluster);
+                clear(devices, cluster);
             }
         }
         pushgate_core::plant::set(None);
         outcome
     }
+}
 
-    /// Frees what a run has left that ended with a violation, in virtual time.
-    fn clear(&self, mut cluster: Cluster<'_>) {
-        self.nic.drains();
-        self.rails.iter().for_each(Sim::drains);
-        let cleared = quietly(|| {
-            cluster.take_down();
-            for _ in 0..20_000 {
-                if !cluster.move_out() {
-                    return true;
-                }
+/// Frees what a run has left that ended with a violation, in virtual time.
+fn clear(devices: &Devices, mut cluster: Cluster<'_>) {
+    devices.all().for_each(Sim::drains);
+    let cleared = quietly(|| {
+        cluster.take_down();
+        for _ in 0..20_000 {
+            if !cluster.move_out() {
+                return true;
             }
-            false
-        });
-        if cleared == Ok(true) {
-            // A panic here is no news.
-            let _ = quietly(|| drop(cluster));
-        } else {
-            // Its links would wait for the device in real time.
-            std::mem::forget(cluster);
         }
+        false
+    });
+    if cleared == Ok(true) {
+        // A panic here is no news.
+        let _ = quietly(|| drop(cluster));
+    } else {
+        // Its links would wait for the device in real time.
+        std::mem::forget(cluster);
     }
 }

@@ -3,6 +3,7 @@
 
 use std::sync::MutexGuard;
 use std::sync::atomic::AtomicU64;
+use std::time::Instant;
 
 use pushgate_core::gate::{Budget, Permit};
 use pushgate_driver_shim::record::{Record, RecordWords};
@@ -153,10 +154,28 @@ impl<W: Wire> OwnRegions for Settled<W> {
 
     fn add_region(&mut self, key: u32, memory: &RegionMemory, bytes: u64) {
         self.qp().add_region(key, memory, bytes);
+        // A thread registers it.
+        let begin = Instant::now();
+        while self.qp().works_on_region(key) {
+            assert!(begin.elapsed() < pushgate_tests::hang(), "a region is never registered");
+            let _ = self.qp().notify();
+            std::thread::yield_now();
+        }
     }
 
     fn region_in_use(&mut self, key: u32, received: u64) -> bool {
-        self.qp().region_in_use(key, received)
+        // A thread takes a registration back that nothing uses.
+        let begin = Instant::now();
+        loop {
+            let mut qp = self.qp();
+            let in_use = qp.region_in_use(key, received);
+            if !qp.works_on_region(key) {
+                return in_use;
+            }
+            drop(qp);
+            assert!(begin.elapsed() < pushgate_tests::hang(), "a registration is never taken back");
+            std::thread::yield_now();
+        }
     }
 
     fn remove_region(&mut self, key: u32) {

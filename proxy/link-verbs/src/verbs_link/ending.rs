@@ -1,5 +1,7 @@
-//! How a link over RDMA ends: the last words go out, then the queue pair is brought to the error state, and drained.
+//! How a link over RDMA ends: the last words go out, then the queue pair is brought to the error state, and drained. What the
+//! device's firmware does for that happens beside the engine, which has other queue pairs.
 
+use std::sync::mpsc::TryRecvError;
 use std::time::{Duration, Instant};
 
 use pushgate_core::session::Status;
@@ -7,9 +9,11 @@ use pushgate_driver_shim::abi;
 use pushgate_driver_shim::limited;
 use pushgate_link::{Link, Telling};
 
+use super::super::objects::Rc;
 use super::super::sge::Remote;
 use super::super::{LAST_RECEIVE, LAST_SEND};
 use super::VerbsLink;
+use super::renew::{Answer, beside};
 
 /// How long a queue pair that ends waits until its last words are out, nanoseconds: three times a packet may be sent
 /// again, within these bounds, for its device waits with it.
@@ -20,11 +24,12 @@ pub(super) const LINGER: std::ops::Range<u64> = 250_000_000..1_000_000_000;
 const DRAIN: u64 = 500_000_000;
 
 /// How far a queue pair is on its way to its end.
-#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ending {
     Open,
     /// The last words are on their way, since this time.
     Telling(u64),
+    /// A thread brings it to the error state or destroys it, and has it until then.
+    Away(Answer<Rc>),
     /// It is in the error state; whether the last send and the last receive have completed.
     Draining {
         since: u64,
@@ -38,7 +43,7 @@ pub(super) enum Ending {
 impl VerbsLink {
     /// Goes on towards the end of the link. True when the device touches nothing for it any more.
     pub(super) fn move_to_the_end(&mut self) -> bool {
-        if self.ending == Ending::Open {
+        if matches!(self.ending, Ending::Open) {
             self.ending = Ending::Telling(self.now);
         }
         if let Ending::Telling(since) = self.ending {
@@ -55,6 +60,7 @@ impl VerbsLink {
             }
             self.begin_to_drain();
         }
+        self.comes_back();
         if let Ending::Draining { .. } = self.ending {
             self.poll_cq();
         }
@@ -68,16 +74,45 @@ impl VerbsLink {
                     peer = self.terms.peer,
                     "the RDMA device does not complete what was posted: the queue pair is destroyed"
                 );
-                self.destroy();
+                self.hand_out(|mut rc| {
+                    rc.destroy();
+                    rc
+                });
+                self.comes_back();
             }
             _ => {}
         }
-        self.ending == Ending::Stopped
+        matches!(self.ending, Ending::Stopped)
     }
 
-    /// True once it was put into the error state by us.
+    /// Hands the queue pair to a thread. The device touches nothing for it any more where there is no thread, for it is dropped then.
+    fn hand_out(&mut self, task: impl FnOnce(Rc) -> Rc + Send + 'static) {
+        let away = self.rc.take().map(|rc| beside(&self.device, "the end of an RDMA link", move || task(rc)));
+        self.ending = away.and_then(Result::ok).map_or(Ending::Stopped, Ending::Away);
+    }
+
+    /// Takes the queue pair back from a thread that is done with it.
+    fn comes_back(&mut self) {
+        let Ending::Away(answer) = &self.ending else { return };
+        let back = answer.try_recv();
+        self.ending = match back {
+            Err(TryRecvError::Empty) => return,
+            Ok(rc) => {
+                let destroyed = rc.is_destroyed();
+                self.rc = Some(rc);
+                match destroyed {
+                    true => Ending::Stopped,
+                    false => Ending::Draining { since: self.now, send: false, receive: false },
+                }
+            }
+            // A thread that panicked has dropped it.
+            Err(TryRecvError::Disconnected) => Ending::Stopped,
+        };
+    }
+
+    /// True once it was, or is being, put into the error state by us.
     pub(super) fn has_ended(&self) -> bool {
-        matches!(self.ending, Ending::Draining { .. } | Ending::Stopped)
+        matches!(self.ending, Ending::Away(_) | Ending::Draining { .. } | Ending::Stopped)
     }
 
     /// One of the last work requests has completed, if that is its number.
@@ -104,30 +139,22 @@ impl VerbsLink {
             || self.peer_status() != 0
     }
 
-    /// Puts the queue pair into the error state, after which nothing new is carried out.
+    /// Begins to put the queue pair into the error state, after which nothing new is carried out.
     pub(super) fn begin_to_drain(&mut self) {
         self.chain.forget();
         self.flight.held.clear();
-        self.ending = Ending::Draining { since: self.now, send: false, receive: false };
-        // A device that flushes nothing would be waited for in vain.
-        let Some(rc) = self.rc.as_ref().filter(|rc| rc.pd.device.kind.flushes) else { return self.destroy() };
         let inbox = Remote { address: self.peer_places.inbox, key: self.peer_places.inbox_key };
-        if let Err(e) = rc.drain(LAST_SEND, LAST_RECEIVE, inbox) {
-            limited!(
-                info,
-                self.terms.peer,
-                rank = self.own.rank,
-                peer = self.terms.peer,
-                "{e}: the queue pair is destroyed instead"
-            );
-            self.destroy();
-        }
-    }
-
-    /// The end of a queue pair whose device does not complete what is posted.
-    pub(super) fn destroy(&mut self) {
-        self.rc.iter_mut().for_each(super::Rc::destroy);
-        self.ending = Ending::Stopped;
+        let (own, peer) = (self.own.rank, self.terms.peer);
+        self.hand_out(move |mut rc| {
+            // A device that flushes nothing would be waited for in vain.
+            if !rc.pd.device.kind.flushes {
+                rc.destroy();
+            } else if let Err(e) = rc.drain(LAST_SEND, LAST_RECEIVE, inbox) {
+                limited!(info, peer, rank = own, peer = peer, "{e}: the queue pair is destroyed instead");
+                rc.destroy();
+            }
+            rc
+        });
     }
 }
 

@@ -122,7 +122,7 @@ impl OwnRegions for VerbsLink {
         }
         // That the peer has the message is not enough: until its acknowledgement is here
         // the device may send it once more.
-        let used = region.used > self.chain.done && self.ending != Ending::Stopped;
+        let used = region.used > self.chain.done && !matches!(self.ending, Ending::Stopped);
         if used && self.health.is_deserted() {
             // Its work requests fail, and not all at once.
             return !self.stopped(self.now);

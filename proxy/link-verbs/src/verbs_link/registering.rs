@@ -1,5 +1,5 @@
 //! Regions that are registered, and whose registrations are taken back, beside the engine: a GiB takes a third of a second on
-//! common adapters, and the engine has other queue pairs.
+//! common adapters, any memory as long as firmware takes for a command, and the engine has other queue pairs.
 //!
 //! One region of a link is registered at a time. Until that is done messages out of it wait, and the program has no key of it.
 
@@ -15,9 +15,6 @@ use super::super::next::{Region, Registration};
 use super::super::objects::Mr;
 use super::renew::{Answer, beside};
 use super::{OwnRegion, VerbsLink};
-
-/// Memory of at most this number of bytes is registered on the engine's thread: a thread takes about as long to begin.
-const QUICK: u64 = 1 << 20;
 
 /// What is registered or taken back beside the engine.
 #[derive(Default)]
@@ -55,7 +52,7 @@ impl Registrar {
 }
 
 impl VerbsLink {
-    /// Registers a region for the present link, at once or beside the engine.
+    /// Registers a region for the present link, beside the engine.
     pub(super) fn register(&mut self, what: Region) {
         self.regions.registrar.waiting.push_back(what);
         self.go_on_registering();
@@ -87,11 +84,6 @@ impl VerbsLink {
             let Some(pd) = self.rc.as_ref().map(|rc| rc.pd.clone()) else { return };
             let Some(what) = self.regions.registrar.waiting.pop_front() else { return };
             let written = self.kept.regions_written;
-            if what.bytes <= QUICK {
-                let registration = what.register_once(&pd, written);
-                self.registered(what, registration);
-                continue;
-            }
             let task = what.clone();
             match beside(&self.device, "a region", move || task.register_once(&pd, written)) {
                 Ok(answer) => self.regions.registrar.under_way = Some((what, answer)),
@@ -127,12 +119,12 @@ impl VerbsLink {
         self.regions.registrar.works_on(key)
     }
 
-    /// Begins to take a registration back beside the engine, where that may take long. True if it has begun.
+    /// Begins to take a registration back beside the engine. True while that lasts.
     pub(super) fn takes_back(&mut self, key: u32) -> bool {
-        if self.regions.own.get(&key).is_none_or(|region| region.what.bytes <= QUICK) {
+        let of_both_links = self.remove(key);
+        if of_both_links.iter().all(Option::is_none) {
             return false;
         }
-        let of_both_links = self.remove(key);
         // Without a thread it is taken back here.
         let taken_back = beside(&self.device, "a region that goes", move || drop(of_both_links));
         self.regions.registrar.leaving.extend(taken_back.map(|answer| (key, answer)).ok());
@@ -286,7 +278,7 @@ mod tests {
             a.notify().unwrap();
             a.registers(2)
         });
-        assert!(a.registers(1) && !a.region_in_use(2, 0));
+        assert!(a.registers(1));
 
         set_gate(true);
         assert!(a.region_in_use(1, 0));

@@ -47,6 +47,8 @@ pub(super) enum Next {
     Preparing(Answer<(Made, Result<(), VerbsError>)>, Agrees),
     /// The peer may write.
     Prepared(Made, Agrees),
+    /// It was given up, and what was made goes.
+    Going(Answer<()>),
 }
 
 /// What the ends agree on for the next link, and the receives that this end has granted with it.
@@ -88,7 +90,8 @@ impl VerbsLink {
 
     /// A task uses regions of this end.
     pub(super) fn is_registering(&self) -> bool {
-        matches!(self.next, Next::Clearing { .. } | Next::Making { .. } | Next::Preparing(..))
+        use Next::*;
+        matches!(self.next, Clearing { .. } | Making { .. } | Preparing(..) | Going(_))
     }
 
     /// The next link's registration of a region, which is to be taken back.
@@ -103,20 +106,45 @@ impl VerbsLink {
 
     /// Gives the next link up. True when nothing of it can touch memory any more.
     pub(super) fn gives_next_up(&mut self) -> bool {
-        let done = match &self.next {
-            Next::Clearing { answer, .. } => !matches!(answer.try_recv(), Err(TryRecvError::Empty)),
+        use TryRecvError::Empty;
+        let made = match std::mem::take(&mut self.next) {
+            Next::Nothing => {
+                self.turn = None;
+                return true;
+            }
+            Next::Clearing { answer, cleared, unused } => match answer.try_recv() {
+                Err(Empty) => Err(Next::Clearing { answer, cleared, unused }),
+                _ => Ok(unused),
+            },
             Next::Making { answer, cancelled } => {
                 // Relaxed: the flag orders no other memory.
                 cancelled.store(true, Ordering::Relaxed);
-                !matches!(answer.try_recv(), Err(TryRecvError::Empty))
+                match answer.try_recv() {
+                    Err(Empty) => Err(Next::Making { answer, cancelled }),
+                    made => Ok(made.ok().and_then(Result::ok)),
+                }
             }
-            Next::Preparing(answer, _) => !matches!(answer.try_recv(), Err(TryRecvError::Empty)),
-            _ => true,
+            Next::Preparing(answer, agrees) => match answer.try_recv() {
+                Err(Empty) => Err(Next::Preparing(answer, agrees)),
+                made => Ok(made.ok().map(|(made, _)| made)),
+            },
+            Next::Going(answer) => match answer.try_recv() {
+                Err(Empty) => Err(Next::Going(answer)),
+                _ => Ok(None),
+            },
+            Next::Waiting { unused } => Ok(unused),
+            Next::Offered(made) | Next::Prepared(made, _) => Ok(Some(made)),
         };
-        if done {
-            (self.next, self.turn) = (Next::Nothing, None);
-        }
-        done
+        self.next = match made {
+            Err(under_way) => under_way,
+            Ok(None) => return self.gives_next_up(),
+            Ok(Some(made)) => {
+                let goes = beside(&self.device, "an RDMA link that nobody uses", move || drop(made));
+                self.next = goes.map_or(Next::Nothing, Next::Going);
+                return self.gives_next_up();
+            }
+        };
+        false
     }
 
     /// Takes this end's objects out, for another link.
@@ -352,7 +380,7 @@ impl Renew for VerbsLink {
             Next::Clearing { cleared, .. } => cleared.load(Ordering::Acquire),
             // Objects that could not be handed to a thread are gone, too.
             Next::Nothing => self.rc.is_none(),
-            Next::Preparing(..) => false,
+            Next::Preparing(..) | Next::Going(_) => false,
             Next::Waiting { .. } | Next::Making { .. } | Next::Offered(_) | Next::Prepared(..) => true,
         }
     }

@@ -38,6 +38,9 @@ impl Cluster<'_> {
     /// An end's program calls again: nothing of its earlier call is used.
     pub(super) fn make_anew(&mut self, qp: usize, end: usize) {
         let q = &mut self.qps[qp];
+        for device in [self.nic].into_iter().chain(self.rails) {
+            device.is_of_device(2 * qp + end, 0..0);
+        }
         q.memory[end] = Memory::new(q.memory[end].geometry);
         q.sides[end] = q.memory[end].side(q.ranks[end], &q.regions[end], q.sides[end].buffer);
         let bell = self.nodes[q.nodes[end]].bell();
@@ -48,10 +51,18 @@ impl Cluster<'_> {
     pub(super) fn open(&self, qp: usize, end: usize) -> Opening {
         let (q, e) = (&self.qps[qp], &self.plan.qps[qp].ends[end]);
         let (window, posted_receives) = (q.memory[end].window.clone(), e.posts != Posts::Nothing);
+        // A window in a BAR, and GPU memory that messages go out of.
+        let (at, source) = (window.as_ptr().as_ptr() as usize, &self.programs[2 * qp + end].source);
+        for device in [self.nic].into_iter().chain(self.rails) {
+            device.is_of_device(2 * qp + end, at..at + window.len());
+            let source = source.address()..source.address() + source.bytes();
+            device.is_of_device(usize::MAX - (2 * qp + end), source);
+        }
         if let Carrier::Devices { devices } = q.carrier {
             let devices: Vec<_> =
                 self.rails[..devices as usize].iter().map(|device| device.device.clone()).collect();
-            let config = Config { posted_receives, regions_written: e.regions_written, ..Config::default() };
+            let config =
+                Config { posted_receives, regions_written: e.regions_written, ..self.profile.config() };
             let window: Arc<dyn Window> = window;
             let opening = RailsOpening::new(&devices, &config, e.geometry, &window, &mut allocate);
             return Opening::Rails(opening.expect("queue pairs of the simulated devices"));
@@ -82,7 +93,8 @@ impl Cluster<'_> {
             let bells = rings.then(|| bell::pair().expect("a pair of sockets"));
             return Opening::Local(LocalOpening::new(Arc::new(link), window, posted_receives, bells));
         };
-        let config = Config { imm, posted_receives, regions_written: e.regions_written, ..Config::default() };
+        let config =
+            Config { imm, posted_receives, regions_written: e.regions_written, ..self.profile.config() };
         let opening = VerbsOpening::new(&self.nic.device, &config, e.geometry, window, &mut allocate);
         let opening = opening.expect("a queue pair of the simulated device");
         Opening::Verbs(Box::new(if self.plan.qps[qp].recovers { opening.recovering() } else { opening }))
