@@ -126,7 +126,7 @@ pub struct Session {
     told: u64,
     /// WRITEs of ours that are in place at the peer.
     done: u64,
-    /// The peer's WRITE of which some bytes were refused.
+    /// A WRITE of the peer that named bytes which it may not write.
     refused: Option<u64>,
     direct: Direct,
     /// What lets the peer copy directly.

@@ -34,7 +34,7 @@ impl Memory {
         Memory::within(agent, bytes, seed, 0)
     }
 
-    /// Memory of which `guard` bytes at each end are not registered.
+    /// Memory whose first and last `guard` bytes are not registered.
     fn within(agent: &Agent, bytes: usize, seed: usize, guard: usize) -> Memory {
         let all: Vec<u8> = (0..bytes).map(|i| (i * 31 + i / 251 + seed) as u8).collect();
         let at = Box::into_raw(all.into_boxed_slice()).cast::<u8>();

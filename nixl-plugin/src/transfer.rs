@@ -120,7 +120,7 @@ impl Transfer {
 
     /// How it stands.
     pub fn status(&self) -> i32 {
-        // Acquire: whoever sees the end also sees the bytes.
+        // Acquire: a thread that sees the end also sees the bytes.
         self.status.load(Ordering::Acquire)
     }
 
@@ -139,7 +139,7 @@ impl Transfer {
     /// Ends the run, if it has not ended.
     pub fn end(&self, status: Status) {
         let in_progress = Status::InProgress as i32;
-        // Release: the bytes are there for whoever sees the end.
+        // Release: the bytes are there for a thread that sees the end.
         let _ =
             self.status.compare_exchange(in_progress, status as i32, Ordering::Release, Ordering::Relaxed);
     }

@@ -76,7 +76,7 @@ pub enum Message {
         /// Where the text begins in the message.
         payload: usize,
     },
-    /// So many WRITE transfers of the receiver are in place, since the connection began.
+    /// `count` WRITE transfers of the receiver are in place, since the connection began.
     Done {
         /// How many.
         count: u64,
