@@ -10,6 +10,8 @@ use pushgate::{Comm, Context, HostEnd};
 use pushgate_door::{Door, Secret};
 use pushgate_driver_shim::eventfd::EventFd;
 
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
 use crate::greet::{self, Connection};
 use crate::session::{Ended, Session, Shared};
 use crate::status::{Result, Status};
@@ -22,6 +24,9 @@ const REST: Duration = Duration::from_millis(100);
 const POLLED: Duration = Duration::from_micros(500);
 /// How long an end waits at most for what was posted.
 const LINGER: Duration = Duration::from_secs(2);
+/// Between two attempts to reach a peer.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LAST_PAUSE: Duration = Duration::from_secs(1);
 /// Peers that join at once.
 const MOST_JOINING: usize = 32;
 
@@ -65,6 +70,8 @@ pub struct Core {
     pub context: Context,
     pub connection: Connection,
     pub state: Mutex<State>,
+    /// The cores of the thread that made the agent.
+    cores: Option<CpuSet>,
     /// How often the program has polled, and so made progress.
     pub polled: AtomicU64,
     pub closing: AtomicBool,
@@ -89,6 +96,7 @@ impl Core {
             window,
             context,
             connection,
+            cores: sched_getaffinity(None).ok(),
             state: Mutex::default(),
             polled: AtomicU64::new(0),
             closing: AtomicBool::new(false),
@@ -160,7 +168,15 @@ impl Core {
         }
     }
 
+    /// Starts a thread on the cores on which the agent was made: a program may have bound the thread that calls now.
     pub fn spawn(&self, name: &str, run: impl FnOnce() + Send + 'static) {
+        let cores = self.cores;
+        let run = move || {
+            if let Some(cores) = cores {
+                let _ = sched_setaffinity(None, &cores);
+            }
+            run();
+        };
         if let Err(e) = std::thread::Builder::new().name(name.into()).spawn(run) {
             tracing::error!("a thread: {e}");
         }
@@ -175,13 +191,35 @@ impl Core {
             return Ok(());
         }
         let (core, name, connection) = (self.clone(), name.to_owned(), peer.connection.clone());
-        self.spawn("pushgate-dial", move || {
-            match connection.dial(&core.context, &core.name, &core.instance, core.window) {
-                Ok(made) => core.connected(name, connection.instance, made),
-                Err(why) => core.unreached(&name, &connection, &why),
-            }
-        });
+        self.spawn("pushgate-dial", move || core.reach(name, &connection));
         Ok(())
+    }
+
+    /// Dials a peer until the peer is reached, for the setting `timeout` at most.
+    fn reach(self: &Arc<Self>, name: String, connection: &Connection) {
+        let (begin, mut pause) = (Instant::now(), FIRST_PAUSE);
+        loop {
+            match connection.dial(&self.context, &self.name, &self.instance, self.window) {
+                Ok(made) => return self.connected(name, connection.instance.clone(), made),
+                Err(e)
+                    if e.again
+                        && begin.elapsed() < self.context.settings().timeout
+                        && self.seeks(&name, connection) =>
+                {
+                    tracing::info!(peer = name, "the agent was not reached, and is dialled again: {}", e.why);
+                    std::thread::sleep(pause);
+                    pause = LAST_PAUSE.min(2 * pause);
+                }
+                Err(e) => return self.unreached(&name, connection, &e.why),
+            }
+        }
+    }
+
+    /// Whether the peer is still to be reached in this way.
+    fn seeks(&self, name: &str, connection: &Connection) -> bool {
+        let state = self.state();
+        let peer = state.peers.get(name).filter(|peer| peer.connection == *connection);
+        !self.is_closing() && peer.is_some_and(|peer| peer.session.is_none())
     }
 
     pub fn unreached(&self, name: &str, connection: &Connection, why: &str) {
@@ -194,10 +232,15 @@ impl Core {
             return;
         }
         tracing::warn!(peer = name, "the agent can't be reached: {why}");
+        let mut notes = 0;
         for waiting in std::mem::take(&mut peer.waiting) {
-            if let Waiting::Transfer(transfer) = waiting {
-                transfer.end(Status::RemoteDisconnect);
+            match waiting {
+                Waiting::Transfer(transfer) => transfer.end(Status::RemoteDisconnect),
+                Waiting::Note(_) => notes += 1,
             }
+        }
+        if notes > 0 {
+            tracing::error!(peer = name, "{notes} notifications were not sent");
         }
     }
 
@@ -340,7 +383,7 @@ impl Core {
         drop(waiting);
         self.copies.some.notify_all();
         // The program's own thread copies too, when it asks how the transfer stands.
-        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let cores = self.cores.map_or(1, |cores| cores.count() as usize);
         let wanted = (cores / 2).clamp(1, 4);
         if self.copies.threads.fetch_max(wanted, Ordering::Relaxed) == 0 {
             for _ in 0..wanted {

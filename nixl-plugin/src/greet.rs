@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use pushgate::{Comm, Context, HostEnd, QpConfig, UniqueId};
 use pushgate_door::addresses::{Wish, listen, offer};
-use pushgate_door::{Arrival, Door, Limits, Purpose, Secret, Stream, Terms, dial};
+use pushgate_door::{Arrival, Door, DoorError, Limits, Purpose, Secret, Stream, Terms, dial};
 use serde::{Deserialize, Serialize};
 
 /// The version of connections and greetings.
@@ -19,12 +19,14 @@ const PURPOSE: Purpose = Purpose::new("nixl");
 pub const LONGEST_NAME: usize = 1024;
 /// The most bytes of a greeting: names are escaped in it.
 const LONGEST_GREETING: usize = 16 << 10;
-/// For one address, and for the answer.
-const DIAL: Duration = Duration::from_secs(3);
+/// For one address, and for the answer. Long, for the host may be one whose cores are all taken.
+const DIAL: Duration = Duration::from_secs(10);
+/// What a full door answers.
+const FULL: &str = "too many agents connect at once";
 /// The most bytes of an answer.
 const LONGEST_ANSWER: usize = 256;
 /// What a door that lets a peer in answers.
-const WELCOME: &str = "welcome\n";
+const WELCOME: &str = "welcome";
 
 /// How an agent is reached, as other agents load it.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,13 +59,28 @@ pub struct Visitor {
     id: UniqueId,
 }
 
+/// Why an agent was not reached.
+#[derive(Debug)]
+pub struct Unreached {
+    /// A sentence.
+    pub why: String,
+    /// Another attempt may succeed.
+    pub again: bool,
+}
+
+impl Unreached {
+    fn for_now(why: impl ToString) -> Unreached {
+        Unreached { why: why.to_string(), again: true }
+    }
+}
+
 /// Opens an agent's door, and says how it is reached.
 pub fn open(context: &Context, instance: &str) -> Result<(Door, Connection), String> {
     let s = context.settings();
     let offered = offer(&Wish { host: &s.host, ..Wish::default() })?;
     let listeners = listen(&offered.sockets()).map_err(|e| format!("listening: {e}"))?;
     let (secret, key) = Secret::random::<32>().map_err(|e| format!("a secret: {e}"))?;
-    let limits = Limits { greeting: LONGEST_GREETING, ..Limits::default() };
+    let limits = Limits { greeting: LONGEST_GREETING, time: 2 * DIAL, ..Limits::default() };
     let door = Door::on_all(listeners, terms(secret, s.tls), limits).map_err(|e| e.to_string())?;
     let places = door.local_addrs().map_err(|e| e.to_string())?;
     Ok((door, Connection { pushgate: VERSION, instance: instance.into(), places, key }))
@@ -96,8 +113,8 @@ impl Connection {
         name: &str,
         instance: &str,
         window: u64,
-    ) -> Result<(Comm, HostEnd), String> {
-        let id = UniqueId::new(context).map_err(|e| e.to_string())?;
+    ) -> Result<(Comm, HostEnd), Unreached> {
+        let id = UniqueId::new(context).map_err(Unreached::for_now)?;
         let greeting = Greeting {
             pushgate: VERSION,
             to: self.instance.clone(),
@@ -106,16 +123,24 @@ impl Connection {
             id: id.to_string(),
         };
         let greeting = serde_json::to_vec(&greeting).expect("text alone");
-        let secret = Secret::new(&self.key).map_err(|e| e.to_string())?;
+        let secret = Secret::new(&self.key).map_err(Unreached::for_now)?;
         let terms = terms(secret, context.settings().tls);
-        let mut failed = String::new();
+        let mut failed = Unreached { why: String::new(), again: false };
         for place in &self.places {
             match dial(*place, &terms, &greeting, Instant::now() + DIAL) {
-                Ok(stream) => match answer(&stream)?.as_str() {
-                    WELCOME => return join(context, &id, 0, window),
-                    other => return Err(format!("it refuses: {}", other.trim())),
+                Ok(stream) => match answer(&stream).map_err(Unreached::for_now)?.trim_end() {
+                    WELCOME => return join(context, &id, 0, window).map_err(Unreached::for_now),
+                    other => {
+                        return Err(Unreached { why: format!("it refuses: {other}"), again: other == FULL });
+                    }
                 },
-                Err(e) => failed = format!("{failed}{}{e}", if failed.is_empty() { "" } else { "; " }),
+                Err(e) => {
+                    // Where nobody listens, the agent has ended.
+                    let ended = matches!(&e, DoorError::Connect { error, .. } if error.kind() == ErrorKind::ConnectionRefused);
+                    failed.again |= !ended;
+                    failed.why =
+                        format!("{}{}{e}", failed.why, if failed.why.is_empty() { "" } else { "; " });
+                }
             }
         }
         Err(failed)
@@ -126,10 +151,10 @@ impl Connection {
 pub fn receive(arrival: &Arrival, instance: &str, room: bool) -> Result<Visitor, String> {
     let visitor = read(arrival, instance).and_then(|visitor| match room {
         true => Ok(visitor),
-        false => Err("too many agents connect at once".to_owned()),
+        false => Err(FULL.to_owned()),
     });
     let text = match &visitor {
-        Ok(_) => WELCOME.to_owned(),
+        Ok(_) => format!("{WELCOME}\n"),
         Err(why) => format!("{why}\n"),
     };
     // A new connection takes so few bytes at once. A peer that has gone does not matter.
@@ -166,6 +191,7 @@ fn answer(stream: &Stream) -> Result<String, String> {
     while !all.ends_with(b"\n") && all.len() < LONGEST_ANSWER {
         let mut some = [0; LONGEST_ANSWER];
         match stream.recv(&mut [IoSliceMut::new(&mut some)]) {
+            Ok(0) if all.is_empty() => return Err("its door closed the connection without an answer".into()),
             Ok(0) => break,
             Ok(n) => all.extend(&some[..n]),
             Err(e) if e.kind() == ErrorKind::WouldBlock && Instant::now() < until => {

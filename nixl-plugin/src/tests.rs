@@ -1,12 +1,14 @@
 //! Two agents of this process, over each way that bytes take.
 
 use std::collections::VecDeque;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use pushgate::{Context, Settings};
 
 use crate::agent::{Agent, Described};
 use crate::greet::Connection;
+use crate::registrations::{self, Published};
 use crate::status::Status;
 use crate::wire::{HEAD, Message, PLACE, Place};
 
@@ -234,4 +236,48 @@ fn p8_a_hostile_agent_touches_no_memory_and_stops_no_other_connection() {
         let _ = friend.load("victim", &bytes, 0);
     }
     assert_eq!(run(&friend, &transfer, None), Status::Success);
+}
+
+#[test]
+fn a_notification_survives_attempts_to_connect_that_fail_and_is_given_up_where_nobody_listens() {
+    let way = [("qp", "local"), ("timeout", "30s")];
+    let [first, second] = [agent("first", &way), agent("second", &way)];
+    let mut connection: serde_json::Value = serde_json::from_slice(&second.connection()).unwrap();
+    let door: SocketAddr = connection["places"][0].as_str().unwrap().parse().unwrap();
+    // Closes two connections, and passes on the third.
+    let between = TcpListener::bind("127.0.0.1:0").unwrap();
+    connection["places"] = serde_json::json!([between.local_addr().unwrap()]);
+    let passes = std::thread::spawn(move || {
+        for _ in 0..2 {
+            drop(between.accept().unwrap());
+        }
+        let (near, far) = (between.accept().unwrap().0, TcpStream::connect(door).unwrap());
+        let [mut a, mut b] = [near.try_clone().unwrap(), far.try_clone().unwrap()];
+        let back = std::thread::spawn(move || std::io::copy(&mut b, &mut a));
+        let _ = std::io::copy(&mut &near, &mut &far);
+        let _ = far.shutdown(std::net::Shutdown::Write);
+        let _ = back.join();
+    });
+    first.load_connection("second", &serde_json::to_vec(&connection).unwrap()).unwrap();
+    first.notify("second", b"once").unwrap();
+    assert_eq!(next_note(&second), ("first".into(), b"once".to_vec()));
+    passes.join().unwrap();
+    assert!(second.notifications().is_empty());
+    // Nobody listens where the next one is said to be.
+    let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    connection["places"] = serde_json::json!([gone]);
+    connection["instance"] = "another".into();
+    first.load_connection("third", &serde_json::to_vec(&connection).unwrap()).unwrap();
+    let third = Published {
+        instance: "another".into(),
+        key: 1,
+        address: 4096,
+        length: 8,
+        memory: registrations::Memory::Host,
+    };
+    let loaded = first.load("third", &serde_json::to_vec(&third).unwrap(), 0).unwrap();
+    let here = Memory::new(&first, 8, 1);
+    let there = Described { address: 4096, length: 8, device: 0, registration: loaded };
+    let transfer = first.prepare(true, "third", [0, 0], &[here.part(0, 8, here.key)], &[there]).unwrap();
+    assert_eq!(run(&first, &transfer, None), Status::RemoteDisconnect);
 }
