@@ -1,4 +1,4 @@
-//! The Debian package: the command, the plugins of NCCL and NIXL, the C library, headers and manual, and the kernel module's sources for dkms.
+//! The Debian package: command, plugins, C library, headers, manual, and the kernel module's sources for dkms.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
