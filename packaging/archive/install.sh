@@ -124,5 +124,6 @@ fi
 version=$("$to/bin/pushgate" --version)
 echo "$version is in $prefix; to remove it: $prefix/lib/pushgate/uninstall.sh"
 echo "for NCCL:             export NCCL_NET_PLUGIN='$prefix/lib/libnccl-net-pushgate.so' NCCL_NET=pushgate NCCL_NET_PLUGIN_REF_COUNT=1"
+echo "for NIXL:             the backend is in '$prefix/lib/pushgate/nixl' (docs/nixl.md)"
 echo "for programs in C:    export PKG_CONFIG_PATH='$prefix/lib/pkgconfig' LD_LIBRARY_PATH='$prefix/lib'"
 echo "for the kernel module, as root: groupadd --system pushgate; dkms install '$prefix/src/pushgate-@VERSION@'"

@@ -113,7 +113,7 @@ class Files(unittest.TestCase):
         self.assertIn("site-packages", pushgate.__file__)
 
     def test_all_files_are_there_and_the_command_runs(self) -> None:
-        for file in (pushgate.plugin(), pushgate.library(), pushgate.command()):
+        for file in (pushgate.plugin(), pushgate.nixl_plugin(), pushgate.library(), pushgate.command()):
             self.assertTrue(file.is_file(), file)
         self.assertTrue(os.stat(pushgate.command()).st_mode & stat.S_IXUSR)
         for header in ("pushgate.h", "device.cuh", "abi.h", "arch.cuh"):
@@ -128,7 +128,7 @@ class Files(unittest.TestCase):
         self.assertIn("--nonsense", wrong.stderr)
 
     def test_the_glibc_that_the_name_says_is_enough(self) -> None:
-        for file in (pushgate.plugin(), pushgate.library(), pushgate.command()):
+        for file in (pushgate.plugin(), pushgate.nixl_plugin(), pushgate.library(), pushgate.command()):
             versions = {tuple(map(int, v.split(b"."))) for v in re.findall(rb"GLIBC_(\d+\.\d+)", file.read_bytes())}
             self.assertTrue(versions)
             self.assertLessEqual(max(versions), (2, 28), file)

@@ -41,6 +41,7 @@ const ORDER: &[(&str, &[&str])] = &[
             "docs/clusters.md",
             "docs/nccl.md",
             "docs/device-api-nccl.md",
+            "docs/nixl.md",
             "docs/device-api.md",
             "docs/c-api.md",
             "docs/python.md",

@@ -15,8 +15,8 @@ use crate::{process, workspace};
 const DENY: Tool = Tool { name: "cargo-deny", version: "0.20.2", options: &[] };
 const CYCLONEDX: Tool = Tool { name: "cargo-cyclonedx", version: "0.5.9", options: &[] };
 
-/// The packages of what users install: the command, the NCCL plugin, the C library.
-const INSTALLED: [&str; 3] = ["pushgate-cli", "pushgate-net-plugin", "pushgate-c"];
+/// The packages of what users install: the command, the plugins, the C library.
+const INSTALLED: [&str; 4] = ["pushgate-cli", "pushgate-net-plugin", "pushgate-nixl-plugin", "pushgate-c"];
 
 /// The step `supply-chain`. Known holes are left out where their database cannot be fetched.
 pub fn step(bench: &mut Bench) -> Result<Outcome> {

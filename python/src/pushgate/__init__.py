@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""GPU-initiated networking that pushes: the NCCL plugin, the command, and the C API.
+"""GPU-initiated networking that pushes: the NCCL plugin, the backend for NIXL, the command, and the C API.
 
-``python -m pushgate env`` prints what NCCL has to be told. :class:`Context` is where programs of their own begin; the page is
+``python -m pushgate env`` prints what NCCL has to be told, and ``python -m pushgate nixl`` what NIXL has to. :class:`Context` is where programs of their own begin; the page is
 docs/python.md of the project.
 """
 
@@ -21,7 +21,8 @@ from ._api import (
     status_name,
     version,
 )
-from ._files import command, include, library, nccl_environment, pkgconfig, plugin
+from ._files import command, include, library, nccl_environment, nixl_plugin, pkgconfig, plugin
+from ._nixl import NixlError, nixl_folder
 from .errors import Aborted, Busy, Error, ErrorCode, PeerLost, TimedOut
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "Kernel",
     "Memory",
     "Module",
+    "NixlError",
     "PeerLost",
     "QueuePair",
     "Region",
@@ -47,6 +49,8 @@ __all__ = [
     "library",
     "log_to_stderr",
     "nccl_environment",
+    "nixl_folder",
+    "nixl_plugin",
     "pkgconfig",
     "plugin",
     "status_name",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""``python -m pushgate``: where the wheel's files are, and what NCCL has to be told."""
+"""``python -m pushgate``: where the wheel's files are, and what NCCL and NIXL have to be told."""
 
 import argparse
 import json
@@ -9,10 +9,11 @@ import sys
 from collections.abc import Sequence
 from typing import Optional
 
-from . import _command, _files
+from . import _command, _files, _nixl
 
 _PATHS = {
     "plugin": _files.plugin,
+    "nixl-plugin": _files.nixl_plugin,
     "library": _files.library,
     "include": _files.include,
     "pkgconfig": _files.pkgconfig,
@@ -27,6 +28,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     env.add_argument("--json", action="store_true", help="print them as one JSON object")
     path = tasks.add_parser("path", help="print where one of the wheel's files or folders is")
     path.add_argument("what", choices=sorted(_PATHS))
+    nixl = tasks.add_parser("nixl", help="make the folder for NIXL_PLUGIN_DIR, with NIXL's backends and this one, and print its path")
+    nixl.add_argument("--folder", metavar="DIR", help="the folder to make; NIXL_PLUGIN_DIR is its folder nixl [default: one in the user's cache]")
+    nixl.add_argument("--print-env", action="store_true", help="print the variable as a line for a shell")
     tasks.add_parser(
         "check",
         add_help=False,
@@ -39,6 +43,12 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if options.task == "path":
         print(_PATHS[options.what]())
+        return 0
+    if options.task == "nixl":
+        folder, chosen = _nixl.make_folder(options.folder)
+        if chosen:
+            print(f"python -m pushgate nixl: {chosen}", file=sys.stderr)
+        print(f"export NIXL_PLUGIN_DIR={shlex.quote(str(folder))}" if options.print_env else folder)
         return 0
     variables = _files.nccl_environment()
     if options.json:
@@ -60,3 +70,5 @@ if __name__ == "__main__":
         sys.exit(0)
     except FileNotFoundError as error:
         sys.exit(f"python -m pushgate: {error}")
+    except _nixl.NixlError as error:
+        sys.exit(f"python -m pushgate nixl: {error}")

@@ -19,6 +19,11 @@ def plugin() -> Path:
     return _existing(_NATIVE / "lib" / "libnccl-net-pushgate.so")
 
 
+def nixl_plugin() -> Path:
+    """The backend for NIXL."""
+    return _existing(_NATIVE / "lib" / "nixl" / "libplugin_PUSHGATE.so")
+
+
 def library() -> Path:
     """The C library."""
     return _existing(_NATIVE / "lib" / "libpushgate.so.0.2")

@@ -1,4 +1,4 @@
-//! The Debian package: the command, the NCCL plugin, the C library, headers and manual, and the kernel module's sources for dkms.
+//! The Debian package: command, plugins, C library, headers, manual, and the kernel module's sources for dkms.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -119,10 +119,10 @@ impl Maker<'_> {
              Kernels on a GPU store their payload into a window, and a proxy releases each\n \
              message to a queue pair once nothing can stop it.\n \
              .\n \
-             This package has the command, the NCCL plugin, the library for programs in C, the\n \
-             headers for device code, and the kernel module as sources for dkms: a PCI function's BAR,\n \
-             and kernel pages that outlive a process, as windows. Members of the group\n \
-             pushgate may use them.\n",
+             This package has the command, the NCCL plugin, the NIXL backend, the library for\n \
+             programs in C, the headers for device code, and the kernel module as sources for\n \
+             dkms: a PCI function's BAR, and kernel pages that outlive a process, as windows.\n \
+             Members of the group pushgate may use them.\n",
             changelog.field("Maintainer")?,
             bytes.div_ceil(1024),
             self.libraries(tree)?,
@@ -139,7 +139,9 @@ impl Maker<'_> {
         let libraries = tree.join("usr").join(LAYOUT.libdir);
         let library = libraries.join("libpushgate.so").display().to_string();
         let plugin = libraries.join("libnccl-net-pushgate.so").display().to_string();
-        let said = self.tree.capture("dpkg-shlibdeps", &stub, &["-O", &program, &library, &plugin])?;
+        let nixl = libraries.join("pushgate/nixl/libplugin_PUSHGATE.so").display().to_string();
+        let linked = ["-O", &program, &library, &plugin, &nixl];
+        let said = self.tree.capture("dpkg-shlibdeps", &stub, &linked)?;
         let depends = said.lines().find_map(|line| line.strip_prefix("shlibs:Depends="));
         Ok(depends.context("dpkg-shlibdeps names no library of the command")?.into())
     }

@@ -11,8 +11,8 @@ use crate::system::Need;
 use crate::venv::Venv;
 use crate::{cuda, install, plugin, process, programs};
 
-/// What [`Natives::portable`] needs. Compiler and linker are among [`WHEELS`].
-pub const PORTABLE_NEEDS: &[Need] = &[Need::Strip, Need::Python];
+/// What [`Natives::portable`] needs. Compiler and linker are among [`WHEELS`], but for the compiler of the shim of NIXL's backend.
+pub const PORTABLE_NEEDS: &[Need] = &[Need::Strip, Need::Python, Need::Cxx];
 
 /// The oldest glibc under which portable programs run: that of manylinux_2_28, and so of RHEL 8, Debian 10 and Ubuntu 20.04.
 pub const GLIBC: &str = "2.28";
@@ -38,6 +38,8 @@ pub struct Natives {
     pub command: PathBuf,
     /// The NCCL plugin, likewise.
     pub plugin: PathBuf,
+    /// The backend for NIXL, likewise.
+    pub nixl: PathBuf,
     /// The C library, likewise.
     pub library: PathBuf,
 }
@@ -56,12 +58,13 @@ impl Natives {
         let built = built.iter().find(|program| program.name == "pushgate");
         let built = built.context("cargo has not built the command pushgate")?.path.clone();
         let plugin = plugin::build(paths, None, guard)?;
-        stripped(out, built, plugin, install::library(paths, guard)?, guard)
+        let nixl = plugin::build_nixl(paths, guard)?;
+        stripped(out, built, [plugin, nixl], install::library(paths, guard)?, guard)
     }
 
     /// Builds for every x86-64 host with [`GLIBC`] or later, with device code where there is a CUDA compiler.
     pub fn portable(paths: &Paths, guard: Guard) -> Result<Natives> {
-        let packages = ["pushgate-cli", "pushgate-net-plugin", "pushgate-c"];
+        let packages = ["pushgate-cli", "pushgate-net-plugin", "pushgate-nixl-plugin", "pushgate-c"];
         let packages = packages.iter().flat_map(|package| ["--package", package]);
         let built = zigbuild(paths, packages.chain(["--lib", "--bin", "pushgate"]), guard)?;
         let out = paths.scratch("package")?.join("portable");
@@ -71,7 +74,8 @@ impl Natives {
         // zig has no libgcc_s; its own unwinder is linked in, and the version script keeps it inside.
         let libraries = ["-lunwind", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl", "-lc"];
         let library = install::link(paths, zig, &built.join("libpushgate_c.a"), &libraries, guard)?;
-        stripped(out, built.join("pushgate"), built.join("libnccl_net_pushgate.so"), library, guard)
+        let plugins = ["libnccl_net_pushgate.so", "libplugin_PUSHGATE.so"].map(|file| built.join(file));
+        stripped(out, built.join("pushgate"), plugins, library, guard)
     }
 }
 
@@ -91,23 +95,30 @@ fn zigbuild<'a>(paths: &Paths, what: impl Iterator<Item = &'a str>, guard: Guard
     cargo.env("PATH", std::env::join_paths(places)?);
     // Else the libraries compile their device code at the first use on a host.
     cargo.envs(cuda::present(paths).map(|toolkit| ("PUSHGATE_NVCC", toolkit.nvcc)));
+    // zig's standard library of C++ is not the one that NIXL's classes are made of.
+    cargo.env("_PUSHGATE_NIXL_CXX", "g++");
     cargo.args(["zigbuild", "--quiet", "--release", "--target", &format!("{TARGET}.{GLIBC}")]).args(what);
     process::run(cargo, guard)?;
     Ok(paths.target.join(TARGET).join("release"))
 }
 
-/// Puts command and plugin without symbols into `out`.
+/// Puts command and plugins, NCCL's and NIXL's, without symbols into `out`.
 fn stripped(
     out: PathBuf,
     command: PathBuf,
-    plugin: PathBuf,
+    [plugin, nixl]: [PathBuf; 2],
     library: PathBuf,
     guard: Guard,
 ) -> Result<Natives> {
     fs::create_dir_all(&out).with_context(|| format!("cannot make {}", out.display()))?;
-    let natives =
-        Natives { command: out.join("pushgate"), plugin: out.join("libnccl-net-pushgate.so"), library };
+    let natives = Natives {
+        command: out.join("pushgate"),
+        plugin: out.join("libnccl-net-pushgate.so"),
+        nixl: out.join("libplugin_PUSHGATE.so"),
+        library,
+    };
     install::strip(&command, &natives.command, &["--strip-all"], guard)?;
     install::strip(&plugin, &natives.plugin, &["--strip-unneeded"], guard)?;
+    install::strip(&nixl, &natives.nixl, &["--strip-unneeded"], guard)?;
     Ok(natives)
 }

@@ -87,6 +87,8 @@ impl Tree<'_> {
         self.module(&root.join(format!("src/pushgate-{VERSION}")))?;
         self.c_library(layout, natives)?;
         put(&root.join(layout.libdir).join("libnccl-net-pushgate.so"), &fs::read(&natives.plugin)?)?;
+        let nixl = root.join(layout.libdir).join("pushgate/nixl/libplugin_PUSHGATE.so");
+        put(&nixl, &fs::read(&natives.nixl)?)?;
         self.packed("share/doc/pushgate/changelog.gz", &self.read("packaging/changelog")?)?;
         self.packed("share/man/man4/pushgate.4.gz", &self.manual()?)?;
         let command = root.join("bin/pushgate");

@@ -76,6 +76,7 @@ fn fill(paths: &Paths, natives: &Natives, native: &Path) -> Result<()> {
     ensure!(text.contains("-lpushgate"), "{} names no library", pc.display());
     fs::write(&pc, text.replace("-lpushgate", &format!("-l:{name} -Wl,-rpath,${{libdir}}")))?;
     put(&native.join("lib/libnccl-net-pushgate.so"), &fs::read(&natives.plugin)?)?;
+    put(&native.join("lib/nixl/libplugin_PUSHGATE.so"), &fs::read(&natives.nixl)?)?;
     let command = native.join("bin/pushgate");
     put(&command, &[])?;
     // With its mode.
