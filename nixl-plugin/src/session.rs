@@ -183,6 +183,8 @@ impl Session {
         match &self.direct {
             Direct::Unknown => self.early.push(transfer),
             Direct::No => self.sending.push_back(transfer),
+            // No copy ends it.
+            Direct::Yes(_) if transfer.pieces.is_empty() => self.sending.push_back(transfer),
             Direct::Yes(reached) => {
                 let reached = reached.clone();
                 match self.lease(&transfer) {

@@ -98,7 +98,7 @@ fn p6_writes_and_reads_of_scattered_pages_end_with_the_bytes_in_place_and_their_
         let (here, there) = (Memory::new(&first, bytes, 1), Memory::new(&second, bytes, 2));
         let loaded = first.load("second", &second.publish(there.key).unwrap(), 0).unwrap();
         for (round, (count, page)) in
-            [(1, 8), (1, 3 << 20), (700, 4096), (90, 31 << 10), (3, 1)].into_iter().enumerate()
+            [(1, 8), (1, 3 << 20), (700, 4096), (90, 31 << 10), (3, 1), (2, 0)].into_iter().enumerate()
         {
             for write in [true, false] {
                 let step = bytes / count;
