@@ -13,8 +13,8 @@ use pushgate_driver_shim::eventfd::EventFd;
 use crate::engine::{Core, LINGER, Peer, State, Waiting};
 use crate::gpu::{Gpus, Offer};
 use crate::greet::{self, Connection, LONGEST_NAME};
-use crate::pieces::{Element, join};
 use crate::on_gpu::Within;
+use crate::pieces::{Element, join};
 use crate::registrations::{Memory, Published};
 use crate::status::{Result, Status};
 use crate::transfer::{Copying, Transfer, Way, is_used};
@@ -141,9 +141,7 @@ impl Agent {
         let (begin, limit) = (Instant::now(), core.context.settings().timeout);
         loop {
             let own = state.shared.registrations.own(key)?;
-            let held = !own.leased.is_empty()
-                || is_used(&own.users)
-                || used.iter().any(|t| t.is_copied());
+            let held = !own.leased.is_empty() || is_used(&own.users) || used.iter().any(|t| t.is_copied());
             if !held {
                 state.shared.registrations.remove(key);
                 return Ok(());
@@ -242,7 +240,7 @@ impl Agent {
         let [own_memory, their_memory] = [Memory::of(memory[0])?, Memory::of(memory[1])?];
         let mut state = self.core.state();
         let State { shared, peers, next, .. } = &mut *state;
-        let registrations = &mut shared.registrations;
+        let registrations = &shared.registrations;
         let place = |key: u64, d: &Described| Place { key, address: d.address, length: d.length };
         let whole = |list: &[Described]| match list.iter().all(|d| d.address.checked_add(d.length).is_some())
         {
@@ -251,7 +249,8 @@ impl Agent {
         };
         whole(here)?;
         whole(there)?;
-        let own = |d: &Described, memory| match registrations.check(&place(d.registration, d)) {
+        let mut checker = registrations.checker();
+        let mut own = |d: &Described, memory| match checker.check(&place(d.registration, d)) {
             Ok(own) if own.memory == memory => Ok((d.registration, own.device)),
             Ok(_) => Err(Status::NotFound),
             Err(status) => Err(status),
@@ -284,8 +283,11 @@ impl Agent {
                 theirs.insert(d.registration, found.published.key);
             }
         }
-        let element = |d: &Described| {
-            Element { address: d.address, length: d.length, key: theirs[&d.registration], device: 0 }
+        let element = |d: &Described| Element {
+            address: d.address,
+            length: d.length,
+            key: theirs[&d.registration],
+            device: 0,
         };
         let pieces = join(elements.into_iter(), there.iter().map(element))?;
         *next += 1;
@@ -295,16 +297,15 @@ impl Agent {
             true => own_keys.into_iter().chain(their_keys.iter().copied()).collect(),
             false => own_keys,
         };
-        let transfer =
-            Arc::new(Transfer::new(
-                *next,
-                write,
-                (peer.into(), instance),
-                [own_memory, their_memory],
-                pieces,
-                own_keys,
-                their_keys,
-            ));
+        let transfer = Arc::new(Transfer::new(
+            *next,
+            write,
+            (peer.into(), instance),
+            [own_memory, their_memory],
+            pieces,
+            own_keys,
+            their_keys,
+        ));
         state.transfers.insert(transfer.id, transfer.clone());
         Ok(transfer)
     }
@@ -370,7 +371,9 @@ impl Agent {
                 // Relaxed: a hint for the thread.
                 core.polled.fetch_add(1, Ordering::Relaxed);
                 let _ = core.context.drive();
-                core.progress();
+                if core.progress() {
+                    let _ = core.context.drive();
+                }
             }
         }
         Status::of_transfer(transfer)
@@ -441,7 +444,9 @@ impl Drop for Agent {
             std::thread::yield_now();
         }
         if state.is_on_gpu() {
-            tracing::error!("a GPU did not end its copies within {LINGER:?}: their windows stay in the process");
+            tracing::error!(
+                "a GPU did not end its copies within {LINGER:?}: their windows stay in the process"
+            );
             std::mem::take(&mut state.shared.graves).into_iter().for_each(std::mem::forget);
             std::mem::take(&mut state.shared.within).into_iter().for_each(std::mem::forget);
         }

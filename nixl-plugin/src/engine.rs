@@ -21,8 +21,9 @@ use crate::wire::TOKEN;
 
 /// How long the thread that progresses waits at most for work.
 const REST: Duration = Duration::from_millis(100);
-/// While the program polls, the thread looks this often whether it still does.
+/// While the program polls without a pause, the thread looks this often whether it still does: it has polled this number of times.
 const POLLED: Duration = Duration::from_micros(500);
+const OFTEN: u64 = 20;
 /// How long an end waits at most for what was posted.
 pub const LINGER: Duration = Duration::from_secs(2);
 /// Between two attempts to reach a peer.
@@ -138,16 +139,17 @@ impl Core {
     pub fn run(self: &Arc<Self>) {
         let (mut seen, mut last) = (0, Instant::now());
         while !self.is_closing() {
-            // A program that polls makes all the progress itself.
+            // A program that polls without a pause makes all the progress itself.
             let polled = self.polled.load(Ordering::Relaxed);
-            if polled != seen {
-                seen = polled;
+            let often = polled - std::mem::replace(&mut seen, polled) >= OFTEN;
+            if often {
                 std::thread::sleep(POLLED);
                 continue;
             }
             // GPUs wake nobody.
             let on_gpu = self.state().is_on_gpu();
-            let waited = if on_gpu { self.context.drive().map(drop) } else { self.context.rest(REST).map(drop) };
+            let waited =
+                if on_gpu { self.context.drive().map(drop) } else { self.context.rest(REST).map(drop) };
             if let Err(e) = waited {
                 tracing::error!("the engine has ended: {e}");
                 return;

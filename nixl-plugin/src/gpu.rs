@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use pushgate::HostEnd;
 use pushgate_gpu_kernels::{
-    Access, CpuExecutor, CudaExecutor, Executor, PageCopies, PageCopy, PageTicket, PageWay, Registration, probe,
+    Access, CpuExecutor, CudaExecutor, Executor, PageCopies, PageCopy, PageTicket, PageWay, Registration,
+    probe,
 };
 
 use crate::status::{self, Status};
@@ -144,10 +145,10 @@ impl Gpus {
             .ok()
     }
 
-    /// Starts copies between messages of a connection and GPU memory. `users` live until these are complete.
+    /// Starts copies between a message of a connection and GPU memory. `users` live until these are complete.
     ///
     /// # Safety
-    /// The GPU memory was registered, and each message's bytes lie in a memory of `windows`; all stay until [`Gpus::is_done`] has
+    /// The GPU memory was registered, and the message's bytes lie in a memory of `windows`; all stay until [`Gpus::is_done`] has
     /// returned true.
     pub unsafe fn start(
         &mut self,
@@ -158,17 +159,20 @@ impl Gpus {
     ) -> Result<Work, String> {
         let mut work = Work { parts: Vec::new(), _users: users };
         for (device, mut list) in lists.0 {
-            let mut way = way;
-            for piece in &mut list {
-                let host = if way == PageWay::Out { &mut piece.dst } else { &mut piece.src };
-                match windows.address(self, device, *host) {
-                    Some(address) => *host = address,
-                    None => {
-                        way = PageWay::Any;
-                        break;
+            let host = |piece: &PageCopy| if way == PageWay::Out { piece.dst } else { piece.src };
+            let first = host(&list[0]);
+            // The bytes of a message lie in one memory, which a GPU may see at another address than the CPU.
+            let way = match windows.address(self, device, first) {
+                Some(address) if address == first => way,
+                Some(address) => {
+                    for piece in &mut list {
+                        let at = if way == PageWay::Out { &mut piece.dst } else { &mut piece.src };
+                        *at = at.wrapping_sub(first).wrapping_add(address);
                     }
+                    way
                 }
-            }
+                None => PageWay::Any,
+            };
             // SAFETY: the caller's promise.
             work.parts.push((device, unsafe { self.begin(device, &list, way)? }));
         }
@@ -179,7 +183,12 @@ impl Gpus {
     ///
     /// # Safety
     /// All lies in registrations of the agent, and stays until [`Gpus::is_done`] has returned true.
-    pub unsafe fn start_own(&mut self, lists: Lists, way: PageWay, users: Vec<Arc<()>>) -> Result<Work, String> {
+    pub unsafe fn start_own(
+        &mut self,
+        lists: Lists,
+        way: PageWay,
+        users: Vec<Arc<()>>,
+    ) -> Result<Work, String> {
         let mut work = Work { parts: Vec::new(), _users: users };
         for (device, list) in lists.0 {
             // SAFETY: the caller's promise.

@@ -101,7 +101,11 @@ pub fn part<'a>(
         }
         (left, taken) = (left - length, taken + 1);
         let Place { key, address, .. } = piece.there;
-        Some(Piece { here: piece.here + from, there: Place { key, address: address + from, length }, ..*piece })
+        Some(Piece {
+            here: piece.here + from,
+            there: Place { key, address: address + from, length },
+            ..*piece
+        })
     })
 }
 

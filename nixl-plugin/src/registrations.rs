@@ -131,10 +131,35 @@ impl Registrations {
         self.theirs.remove(&key).map(drop).ok_or(Status::NotFound)
     }
 
+    /// Checks many places.
+    pub fn checker(&self) -> Checker<'_> {
+        Checker { all: self, last: None }
+    }
+
     /// The registration of this process that the bytes lie in, if it lives.
     pub fn check(&self, place: &Place) -> Result<&Own> {
         let own = self.own.get(&place.key).filter(|own| !own.ends).ok_or(Status::NotFound)?;
         covers((own.address, own.length), place).map(|()| own)
+    }
+}
+
+/// Checks places one after the other; neighbours are mostly of one registration.
+pub struct Checker<'a> {
+    all: &'a Registrations,
+    last: Option<(u64, &'a Own)>,
+}
+
+impl<'a> Checker<'a> {
+    /// The registration of this process that the bytes lie in, if it lives.
+    pub fn check(&mut self, place: &Place) -> Result<&'a Own> {
+        match self.last {
+            Some((key, own)) if key == place.key => covers((own.address, own.length), place).map(|()| own),
+            _ => {
+                let own = self.all.check(place)?;
+                self.last = Some((place.key, own));
+                Ok(own)
+            }
+        }
     }
 }
 
@@ -162,9 +187,8 @@ mod tests {
         let mut all = Registrations::default();
         let (first, second) =
             (all.add(4096, 100, Memory::Host, 0).unwrap(), all.add(8192, 8, Memory::Host, 0).unwrap());
-        let check = |all: &Registrations, key, address, length| {
-            all.check(&Place { key, address, length }).map(drop)
-        };
+        let check =
+            |all: &Registrations, key, address, length| all.check(&Place { key, address, length }).map(drop);
         assert_eq!(check(&all, first, 4096, 100), Ok(()));
         assert_eq!(check(&all, first, 4195, 1), Ok(()));
         for (key, address, length) in

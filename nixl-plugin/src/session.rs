@@ -219,7 +219,9 @@ impl Session {
             Direct::Unknown => self.early.push(transfer),
             Direct::No => self.sending.push_back(transfer),
             // No copy ends it, or GPUs copy.
-            Direct::Yes(_) if transfer.pieces.is_empty() || transfer.is_gpu() => self.sending.push_back(transfer),
+            Direct::Yes(_) if transfer.pieces.is_empty() || transfer.is_gpu() => {
+                self.sending.push_back(transfer)
+            }
             Direct::Yes(reached) => {
                 let reached = reached.clone();
                 match self.lease(&transfer) {
@@ -386,8 +388,8 @@ impl Session {
                 if self.serving.len() >= JOBS {
                     return Err(format!("it sent more than {JOBS} requests at once").into());
                 }
-                let checked =
-                    places.iter().try_for_each(|place| shared.registrations.check(place).map(drop));
+                let mut checker = shared.registrations.checker();
+                let checked = places.iter().try_for_each(|place| checker.check(place).map(drop));
                 match checked {
                     Ok(()) => self.serving.push_back(Serve { job, places, index: 0, offset: 0 }),
                     Err(status) => {
@@ -481,8 +483,9 @@ impl Session {
         shared: &mut Shared,
     ) -> Result<(Lists, Vec<Arc<()>>), Ended> {
         let (mut lists, mut users) = (Lists::default(), Vec::new());
+        let mut checker = shared.registrations.checker();
         for place in places {
-            match shared.registrations.check(place) {
+            match checker.check(place) {
                 Ok(own) if own.memory == Memory::Gpu => {
                     let from = address_in(message, payload)?;
                     lists.add(own.device, (place.address, from), place.length);
@@ -490,9 +493,7 @@ impl Session {
                 }
                 // SAFETY: the registration lives, checked above, and with the agent's lock it stays so during the copy; the decoded
                 // places are as long as the payload.
-                Ok(_) => unsafe {
-                    message.copy_to(payload, place.address as *mut u8, place.length as usize)
-                },
+                Ok(_) => unsafe { message.copy_to(payload, place.address as *mut u8, place.length as usize) },
                 Err(status) if self.refused != Some(transfer) => {
                     tracing::warn!(
                         peer = self.peer,
@@ -632,7 +633,8 @@ impl Session {
     fn serve(&mut self, shared: &mut Shared) -> Result<Option<usize>, Ended> {
         let Some(serve) = self.serving.front_mut() else { return Ok(None) };
         let rest: u64 = serve.places[serve.index..].iter().map(|p| p.length).sum::<u64>() - serve.offset;
-        let of_gpu = |place: &Place| shared.registrations.check(place).is_ok_and(|own| own.memory == Memory::Gpu);
+        let of_gpu =
+            |place: &Place| shared.registrations.check(place).is_ok_and(|own| own.memory == Memory::Gpu);
         let most = if serve.places.get(serve.index).is_some_and(of_gpu) { GPU_CHUNK } else { CHUNK };
         let bytes = rest.min(most as u64) as usize;
         let (mut lists, mut users) = (Lists::default(), Vec::new());
@@ -643,11 +645,12 @@ impl Session {
             return Ok(None);
         };
         let (mut to, mut left) = (payload, bytes);
+        let mut checker = shared.registrations.checker();
         while left > 0 {
             let place = serve.places[serve.index];
             let length = (place.length - serve.offset).min(left as u64);
             let from = place.address + serve.offset;
-            match shared.registrations.check(&place) {
+            match checker.check(&place) {
                 Err(e) => {
                     // The registration has ended meanwhile.
                     (last, status) = (true, e as i32);

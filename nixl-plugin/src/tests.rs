@@ -145,7 +145,8 @@ fn p6_transfers_within_an_agent_end_with_the_bytes_in_place_and_their_notificati
         for write in [true, false] {
             let [own, other] = if write { [&from, &to] } else { [&to, &from] };
             let memory = if write { kinds } else { [kinds[1], kinds[0]] };
-            let list = |of: &Memory| (0..40).map(|i| of.part(i * 131_072, 100_000, of.key)).collect::<Vec<_>>();
+            let list =
+                |of: &Memory| (0..40).map(|i| of.part(i * 131_072, 100_000, of.key)).collect::<Vec<_>>();
             let transfer = agent.prepare(write, "alone", memory, &list(own), &list(other)).unwrap();
             assert_eq!(run(&agent, &transfer, Some(b"within")), Status::Success);
             assert_eq!(next_note(&agent), ("alone".into(), b"within".to_vec()));
@@ -162,13 +163,15 @@ fn p8_memory_of_a_gpu_is_not_touched_after_its_transfer_is_released_or_its_regis
         let [first, second] = pair(way);
         let bytes = 8 << 20;
         for round in 0..30 {
-            let [here, there] =
-                [(&first, round), (&second, round + 100)].map(|(agent, seed)| Memory::within(agent, bytes, seed, 0, GPU));
+            let [here, there] = [(&first, round), (&second, round + 100)]
+                .map(|(agent, seed)| Memory::within(agent, bytes, seed, 0, GPU));
             let loaded = first.load("second", &second.publish(there.key).unwrap(), GPU).unwrap();
             let write = round % 2 == 0;
-            let pages = |of: &Memory, key| (0..64).rev().map(|i| of.part(i << 17, 100_000, key)).collect::<Vec<_>>();
-            let transfer =
-                first.prepare(write, "second", [GPU, GPU], &pages(&here, here.key), &pages(&there, loaded)).unwrap();
+            let pages =
+                |of: &Memory, key| (0..64).rev().map(|i| of.part(i << 17, 100_000, key)).collect::<Vec<_>>();
+            let transfer = first
+                .prepare(write, "second", [GPU, GPU], &pages(&here, here.key), &pages(&there, loaded))
+                .unwrap();
             first.post(&transfer, None).unwrap();
             for _ in 0..round * 7 {
                 first.check(&transfer);

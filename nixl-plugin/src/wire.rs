@@ -10,7 +10,7 @@ pub const MOST_PLACES: usize = 2048;
 /// The most payload of a message: two copies of it stay in a core's cache.
 pub const CHUNK: usize = 256 << 10;
 /// The most payload of a message from or to GPU memory: shorter copies leave gaps on the bus.
-pub const GPU_CHUNK: usize = 1 << 20;
+pub const GPU_CHUNK: usize = 2 << 20;
 /// Payload begins at a multiple of this.
 const ALIGN: usize = 64;
 /// The longest message.

@@ -99,8 +99,9 @@ impl PageKernel {
         let _current = context.current()?;
         // The launch makes what the CPU stored in the table visible to the kernel.
         // SAFETY: function and stream are of this context; the parameters are the kernel's; the caller's promise for the rest.
-        let code =
-            unsafe { context.start(self.function.0, self.stream.raw.0, Launch::new(blocks, THREADS), &params) };
+        let code = unsafe {
+            context.start(self.function.0, self.stream.raw.0, Launch::new(blocks, THREADS), &params)
+        };
         context.check("cuLaunchKernel", code, || format!("copying {} pieces", entries.len()))?;
         mark.0.record(self.stream.raw.0)
     }
