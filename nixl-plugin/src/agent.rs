@@ -405,6 +405,12 @@ impl Agent {
         std::mem::take(&mut state.shared.inbox)
     }
 
+    /// Breaks the links of all connections: how many stood.
+    #[cfg(test)]
+    pub fn break_links(&self) -> usize {
+        self.core.state().sessions.values().filter(|session| session.break_link()).count()
+    }
+
     /// Sends a notification.
     pub fn notify(&self, peer: &str, text: &[u8]) -> Result<()> {
         let core = &self.core;

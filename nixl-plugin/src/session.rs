@@ -294,6 +294,12 @@ impl Session {
             && self.early.is_empty()
     }
 
+    /// Breaks the link of the queue pair, which is replaced. False: no link stands now.
+    #[cfg(test)]
+    pub fn break_link(&self) -> bool {
+        self.end.queue_pair().break_link().unwrap()
+    }
+
     /// Whether messages wait for GPUs, which wake nobody.
     pub fn is_on_gpu(&self) -> bool {
         !self.on_gpu.is_empty()

@@ -137,6 +137,53 @@ fn p6_writes_and_reads_of_scattered_pages_end_with_the_bytes_in_place_and_their_
 }
 
 #[test]
+fn p6_transfers_and_notifications_survive_links_that_break_under_them_once_each_and_whole() {
+    let kinds = [[HOST, HOST], [GPU, GPU]];
+    for (way, kinds) in [WAYS[1], WAYS[2]].into_iter().flat_map(|way| kinds.map(|kinds| (way, kinds))) {
+        let [first, second] = pair(way);
+        let bytes = 4 << 20;
+        let there = Memory::within(&second, bytes, 99, 0, kinds[1]);
+        let loaded = first.load("second", &second.publish(there.key).unwrap(), kinds[1]).unwrap();
+        let (mut broken, mut texts) = (0, Vec::new());
+        for round in 0..24 {
+            let here = Memory::within(&first, bytes, round, 0, kinds[0]);
+            let write = round % 3 != 0;
+            let pages = |of: &Memory, key| (0..64).map(|i| of.part(i << 16, 60_000, key)).collect::<Vec<_>>();
+            let (own, theirs) = (pages(&here, here.key), pages(&there, loaded));
+            let transfer = first.prepare(write, "second", kinds, &own, &theirs).unwrap();
+            texts.push(("first".to_owned(), vec![round as u8]));
+            let source = if write { here.content() } else { there.content() };
+            first.post(&transfer, Some(&[round as u8])).unwrap();
+            let (begin, mut checks, before) = (Instant::now(), 0, broken);
+            loop {
+                // Somewhere within the transfer, at either end; no link may stand yet.
+                if broken == before && checks >= round / 2 % 4 {
+                    let agent = if round % 2 == 0 { &first } else { &second };
+                    broken += agent.break_links();
+                }
+                checks += 1;
+                if first.check(&transfer) != Status::InProgress {
+                    break;
+                }
+                assert!(begin.elapsed() < HANG, "{way:?}, {kinds:?}, round {round} hangs");
+            }
+            assert_eq!(first.check(&transfer), Status::Success, "{way:?}, round {round}");
+            let got = if write { there.content() } else { here.content() };
+            let whole = (0..64).all(|i| got[i << 16..][..60_000] == source[i << 16..][..60_000]);
+            assert!(whole, "{way:?}, {kinds:?}, round {round}");
+            first.release(&transfer);
+            first.deregister(here.key).unwrap();
+        }
+        let mut got = Vec::new();
+        while got.len() < texts.len() {
+            got.extend(notes(&second));
+        }
+        assert_eq!(got, texts);
+        assert!(broken >= 8, "{broken} links were broken");
+    }
+}
+
+#[test]
 fn p6_transfers_within_an_agent_end_with_the_bytes_in_place_and_their_notification() {
     let agent = agent("alone", &[("qp", "local")]);
     for kinds in KINDS {
