@@ -297,7 +297,13 @@ impl Error {
 
     /// Whether a setting, an argument or the settings file is wrong. Programs exit with 2 then.
     pub fn is_config(&self) -> bool {
-        matches!(self, Error::Config { .. } | Error::UnknownSetting { .. } | Error::SettingsFile { .. })
+        matches!(
+            self,
+            Error::Config { .. }
+                | Error::UnknownSetting { .. }
+                | Error::SettingsFile { .. }
+                | Error::Rdma(VerbsError::Window { .. })
+        )
     }
 
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {

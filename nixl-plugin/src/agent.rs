@@ -74,13 +74,14 @@ impl Agent {
         {
             settings.set(key, value).map_err(|e| e.to_string())?;
         }
-        let window = settings.window_size.max(if offer == Offer::Nothing { WINDOW } else { GPU_WINDOW });
+        let most = if offer == Offer::Nothing { WINDOW } else { GPU_WINDOW };
+        let windows = [most, WINDOW].map(|window| settings.window_size.max(window));
         let context = Context::builder().settings(settings).build().map_err(|e| e.to_string())?;
         let (_, instance) = Secret::random::<16>().map_err(|e| format!("a random number: {e}"))?;
         let instance: String = instance.iter().map(|byte| format!("{byte:02x}")).collect();
         let (door, connection) = greet::open(&context, &instance)?;
         let gpus = Gpus::new(offer);
-        let core = Arc::new(Core::new(name, instance, direct, window, context, (connection, gpus)));
+        let core = Arc::new(Core::new(name, instance, direct, windows, context, (connection, gpus)));
         let mut agent =
             Agent { core, bell: EventFd::new().map_err(|e| format!("eventfd: {e}"))?, threads: Vec::new() };
         let bell = agent.bell.try_clone().map_err(|e| format!("eventfd: {e}"))?;

@@ -78,7 +78,10 @@ pub struct Core {
     pub name: String,
     pub instance: String,
     pub direct: bool,
-    pub window: u64,
+    /// The window of a connection, in bytes.
+    window: AtomicU64,
+    /// The window where the first one can't be: an RDMA device may send shorter messages only.
+    least_window: u64,
     pub context: Context,
     pub connection: Connection,
     pub state: Mutex<State>,
@@ -97,7 +100,7 @@ impl Core {
         name: &str,
         instance: String,
         direct: bool,
-        window: u64,
+        [window, least_window]: [u64; 2],
         context: Context,
         (connection, gpus): (Connection, Gpus),
     ) -> Core {
@@ -105,7 +108,8 @@ impl Core {
             name: name.into(),
             instance,
             direct,
-            window,
+            window: AtomicU64::new(window),
+            least_window,
             context,
             connection,
             cores: sched_getaffinity(None).ok(),
@@ -185,10 +189,12 @@ impl Core {
             self.joining.fetch_add(1, Ordering::Relaxed);
             let core = self.clone();
             self.spawn("pushgate-join", move || {
-                let made = visitor.join(&core.context, core.window);
+                let made = visitor.join(&core.context, core.window());
                 core.joining.fetch_sub(1, Ordering::Relaxed);
                 match made {
                     Ok(made) => core.connected(visitor.name, visitor.instance, made),
+                    // The peer dials again.
+                    Err(e) if e.is_config() && core.takes_less() => {}
                     Err(why) => tracing::warn!(peer = visitor.name, "a peer that connected has gone: {why}"),
                 }
             });
@@ -226,8 +232,11 @@ impl Core {
     fn reach(self: &Arc<Self>, name: String, connection: &Connection) {
         let (begin, mut pause) = (Instant::now(), FIRST_PAUSE);
         loop {
-            match connection.dial(&self.context, &self.name, &self.instance, self.window) {
+            match connection.dial(&self.context, &self.name, &self.instance, self.window()) {
                 Ok(made) => return self.connected(name, connection.instance.clone(), made),
+                Err(e) if e.unfit && self.takes_less() => {
+                    tracing::info!(peer = name, "a smaller window: {}", e.why)
+                }
                 Err(e)
                     if e.again
                         && begin.elapsed() < self.context.settings().timeout
@@ -240,6 +249,16 @@ impl Core {
                 Err(e) => return self.unreached(&name, connection, &e.why),
             }
         }
+    }
+
+    fn window(&self) -> u64 {
+        // Relaxed: a number.
+        self.window.load(Ordering::Relaxed)
+    }
+
+    /// Lets later connections have the least window. False: they have it already.
+    fn takes_less(&self) -> bool {
+        self.window.swap(self.least_window, Ordering::Relaxed) != self.least_window
     }
 
     /// Whether the peer is still to be reached in this way.

@@ -66,11 +66,13 @@ pub struct Unreached {
     pub why: String,
     /// Another attempt may succeed.
     pub again: bool,
+    /// The queue pair that was asked for can't be: another attempt needs another window.
+    pub unfit: bool,
 }
 
 impl Unreached {
     fn for_now(why: impl ToString) -> Unreached {
-        Unreached { why: why.to_string(), again: true }
+        Unreached { why: why.to_string(), again: true, unfit: false }
     }
 }
 
@@ -125,13 +127,20 @@ impl Connection {
         let greeting = serde_json::to_vec(&greeting).expect("text alone");
         let secret = Secret::new(&self.key).map_err(Unreached::for_now)?;
         let terms = terms(secret, context.settings().tls);
-        let mut failed = Unreached { why: String::new(), again: false };
+        let mut failed = Unreached { why: String::new(), again: false, unfit: false };
         for place in &self.places {
             match dial(*place, &terms, &greeting, Instant::now() + DIAL) {
                 Ok(stream) => match answer(&stream).map_err(Unreached::for_now)?.trim_end() {
-                    WELCOME => return join(context, &id, 0, window).map_err(Unreached::for_now),
+                    WELCOME => {
+                        return join(context, &id, 0, window).map_err(|e| Unreached {
+                            why: e.to_string(),
+                            again: !e.is_config(),
+                            unfit: e.is_config(),
+                        });
+                    }
                     other => {
-                        return Err(Unreached { why: format!("it refuses: {other}"), again: other == FULL });
+                        let (why, again) = (format!("it refuses: {other}"), other == FULL);
+                        return Err(Unreached { why, again, unfit: false });
                     }
                 },
                 Err(e) => {
@@ -181,7 +190,7 @@ fn read(arrival: &Arrival, instance: &str) -> Result<Visitor, String> {
 
 impl Visitor {
     /// Joins the visitor. Waits: for a thread of its own.
-    pub fn join(&self, context: &Context, window: u64) -> Result<(Comm, HostEnd), String> {
+    pub fn join(&self, context: &Context, window: u64) -> pushgate::Result<(Comm, HostEnd)> {
         join(context, &self.id, 1, window)
     }
 }
@@ -203,13 +212,10 @@ fn answer(stream: &Stream) -> Result<String, String> {
     String::from_utf8(all).map_err(|_| "its door answered no text".into())
 }
 
-fn join(context: &Context, id: &UniqueId, rank: u32, window: u64) -> Result<(Comm, HostEnd), String> {
-    let made = || -> pushgate::Result<(Comm, HostEnd)> {
-        let comm = Comm::connect_with(context, id, rank, 2)?;
-        let config = QpConfig { window_size: Some(window), ..QpConfig::default() };
-        let qp = comm.queue_pair(1 - rank, 0, config)?;
-        let end = std::sync::Arc::new(qp).host_end()?;
-        Ok((comm, end))
-    };
-    made().map_err(|e| e.to_string())
+fn join(context: &Context, id: &UniqueId, rank: u32, window: u64) -> pushgate::Result<(Comm, HostEnd)> {
+    let comm = Comm::connect_with(context, id, rank, 2)?;
+    let config = QpConfig { window_size: Some(window), ..QpConfig::default() };
+    let qp = comm.queue_pair(1 - rank, 0, config)?;
+    let end = std::sync::Arc::new(qp).host_end()?;
+    Ok((comm, end))
 }

@@ -16,12 +16,28 @@ use crate::wire::{HEAD, Message, PLACE, Place};
 /// What a test lets pass before it calls a wait a hang.
 const HANG: Duration = Duration::from_secs(60);
 
-/// Over what two agents reach each other.
-const WAYS: [&[(&str, &str)]; 3] =
-    [&[("qp", "local")], &[("qp", "local"), ("direct", "false")], &[("qp", "tcp"), ("host", "127.0.0.1")]];
+/// Ways by which no bytes go directly.
+fn ways_by_messages() -> Vec<Vec<(&'static str, &'static str)>> {
+    ways().into_iter().filter(|way| way[..] != [("qp", "local")]).collect()
+}
+
+/// Over what two agents reach each other: the first way may copy directly. With `_PUSHGATE_TEST_IB_DEV` in the environment over that
+/// RDMA device alone.
+fn ways() -> Vec<Vec<(&'static str, &'static str)>> {
+    const DEVICE: &str = "_PUSHGATE_TEST_IB_DEV";
+    match std::env::var(DEVICE) {
+        Ok(device) => vec![vec![("qp", "verbs"), ("ib_dev", device.leak())]],
+        Err(_) => vec![
+            vec![("qp", "local")],
+            vec![("qp", "local"), ("direct", "false")],
+            vec![("qp", "tcp"), ("host", "127.0.0.1")],
+        ],
+    }
+}
 
 fn agent(name: &str, parameters: &[(&str, &str)]) -> Agent {
     let parameters: Vec<_> = parameters.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+    crate::log::start();
     Agent::open(name, &parameters, Offer::Played).unwrap()
 }
 
@@ -100,8 +116,8 @@ fn notes(agent: &Agent) -> VecDeque<(String, Vec<u8>)> {
 
 #[test]
 fn p6_writes_and_reads_of_scattered_pages_end_with_the_bytes_in_place_and_their_notification() {
-    for (way, kinds) in WAYS.into_iter().flat_map(|way| KINDS.map(|kinds| (way, kinds))) {
-        let [first, second] = pair(way);
+    for (way, kinds) in ways().into_iter().flat_map(|way| KINDS.map(|kinds| (way.clone(), kinds))) {
+        let [first, second] = pair(&way);
         let bytes = 3 << 20;
         let here = Memory::within(&first, bytes, 1, 0, kinds[0]);
         let there = Memory::within(&second, bytes, 2, 0, kinds[1]);
@@ -139,8 +155,9 @@ fn p6_writes_and_reads_of_scattered_pages_end_with_the_bytes_in_place_and_their_
 #[test]
 fn p6_transfers_and_notifications_survive_links_that_break_under_them_once_each_and_whole() {
     let kinds = [[HOST, HOST], [GPU, GPU]];
-    for (way, kinds) in [WAYS[1], WAYS[2]].into_iter().flat_map(|way| kinds.map(|kinds| (way, kinds))) {
-        let [first, second] = pair(way);
+    for (way, kinds) in ways_by_messages().into_iter().flat_map(|way| kinds.map(|kinds| (way.clone(), kinds)))
+    {
+        let [first, second] = pair(&way);
         let bytes = 4 << 20;
         let there = Memory::within(&second, bytes, 99, 0, kinds[1]);
         let loaded = first.load("second", &second.publish(there.key).unwrap(), kinds[1]).unwrap();
@@ -206,8 +223,8 @@ fn p6_transfers_within_an_agent_end_with_the_bytes_in_place_and_their_notificati
 
 #[test]
 fn p8_memory_of_a_gpu_is_not_touched_after_its_transfer_is_released_or_its_registration_has_ended() {
-    for way in [WAYS[0], WAYS[2]] {
-        let [first, second] = pair(way);
+    for way in ways() {
+        let [first, second] = pair(&way);
         let bytes = 8 << 20;
         for round in 0..30 {
             let [here, there] = [(&first, round), (&second, round + 100)]
