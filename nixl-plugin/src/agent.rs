@@ -406,6 +406,12 @@ impl Agent {
         std::mem::take(&mut state.shared.inbox)
     }
 
+    /// How many connections there are.
+    #[cfg(test)]
+    pub fn connections(&self) -> usize {
+        self.core.state().sessions.len()
+    }
+
     /// Breaks the links of all connections: how many stood.
     #[cfg(test)]
     pub fn break_links(&self) -> usize {

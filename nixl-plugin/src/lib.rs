@@ -10,6 +10,8 @@
 mod agent;
 mod engine;
 mod face;
+#[cfg(test)]
+mod fuzzed;
 mod gate;
 mod gpu;
 mod greet;

@@ -35,21 +35,21 @@ fn ways() -> Vec<Vec<(&'static str, &'static str)>> {
     }
 }
 
-fn agent(name: &str, parameters: &[(&str, &str)]) -> Agent {
+pub fn agent(name: &str, parameters: &[(&str, &str)]) -> Agent {
     let parameters: Vec<_> = parameters.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
     crate::log::start();
     Agent::open(name, &parameters, Offer::Played).unwrap()
 }
 
 /// Kinds of memory. The CPU plays the GPU, and makes a copy only when it is asked whether the copy is complete.
-const HOST: i32 = 0;
-const GPU: i32 = 1;
+pub const HOST: i32 = 0;
+pub const GPU: i32 = 1;
 
 /// Memory of a test, as an agent has registered it. What the agents write is read through raw pointers alone.
-struct Memory {
-    at: *mut u8,
+pub struct Memory {
+    pub at: *mut u8,
     bytes: usize,
-    key: u64,
+    pub key: u64,
 }
 
 impl Memory {
@@ -58,14 +58,14 @@ impl Memory {
     }
 
     /// Memory of a kind whose first and last `guard` bytes are not registered.
-    fn within(agent: &Agent, bytes: usize, seed: usize, guard: usize, kind: i32) -> Memory {
+    pub fn within(agent: &Agent, bytes: usize, seed: usize, guard: usize, kind: i32) -> Memory {
         let all: Vec<u8> = (0..bytes).map(|i| (i * 31 + i / 251 + seed) as u8).collect();
         let at = Box::into_raw(all.into_boxed_slice()).cast::<u8>();
         let key = agent.register((at as usize + guard) as u64, (bytes - 2 * guard) as u64, kind, 0).unwrap();
         Memory { at, bytes, key }
     }
 
-    fn content(&self) -> Vec<u8> {
+    pub fn content(&self) -> Vec<u8> {
         // SAFETY: the memory is the test's, and the transfers that touch it have ended.
         (0..self.bytes).map(|i| unsafe { self.at.add(i).read_volatile() }).collect()
     }
