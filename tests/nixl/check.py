@@ -6,9 +6,11 @@ import argparse
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "python/src/pushgate"))
@@ -22,6 +24,34 @@ ROWS = 12
 def expect(what, holds, ended):
     if not holds:
         raise AssertionError(f"{what}: exit status {ended.returncode}\n{ended.stdout}\n{ended.stderr}")
+
+
+def agents(command):
+    """The processes of the agents."""
+    children = pathlib.Path(f"/proc/{command.pid}/task/{command.pid}/children").read_text().split()
+    return [int(pid) for pid in children if b"serve" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def interrupted(options, *arguments):
+    """An agent that is killed is named, and Ctrl-C ends the command; neither leaves a process or a file."""
+    for kill in [True, False]:
+        with tempfile.TemporaryDirectory() as folder:
+            given = ["--python", sys.executable, "--plugin", options.plugin, "--turns", "1000", *arguments]
+            command = subprocess.Popen([options.command.resolve(), "nixl-check", *given], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                       text=True, env={**os.environ, "TMPDIR": folder})
+            end = time.monotonic() + HANG
+            while len(found := agents(command)) < 2:
+                if time.monotonic() > end or command.poll() is not None:
+                    raise AssertionError("no agents")
+                time.sleep(0.01)
+            os.kill(*((found[1], signal.SIGKILL) if kill else (command.pid, signal.SIGINT)))
+            ended = subprocess.CompletedProcess([], None, *command.communicate(timeout=HANG))
+            ended.returncode = command.returncode
+            if kill:
+                expect("a killed agent", ended.returncode == 1 and f"agent second (pid {found[1]}): ended: signal: 9" in ended.stderr, ended)
+            else:
+                expect("Ctrl-C", ended.returncode == 130 and ended.stderr == "pushgate: interrupted; the agents were ended\n", ended)
+            expect("nothing is left", not any(os.path.exists(f"/proc/{pid}") for pid in found) and not os.listdir(folder), ended)
 
 
 def main():
@@ -60,6 +90,8 @@ def main():
     ended, said = check("--backend", "PUSHGATE", _PUSHGATE_NIXL_CHECK_SPOIL="1")
     wrong = sum(row["wrong"] for row in said["rows"])
     expect("wrong bytes", ended.returncode == 1 and wrong > 0 and f"pushgate: {wrong} wrong bytes by PUSHGATE" in ended.stderr, ended)
+
+    interrupted(options, "--backend", "PUSHGATE")
 
     with tempfile.TemporaryDirectory() as folder:
         plugins = _nixl.make_folder(_nixl.newest_wheel()[0], options.plugin.resolve(), folder)

@@ -222,7 +222,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "nixl",
-        budget: 130,
+        budget: 175,
         when: When::Default,
         lane: Lane::Main,
         needs: &[Need::Cxx, Need::Python],
