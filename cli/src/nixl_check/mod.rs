@@ -174,11 +174,14 @@ fn gpus(options: &Options) -> Result<Option<[String; 2]>, String> {
     Ok(Some([gpu(0), gpu(1)]))
 }
 
-/// All turns, by the number of their backend, and why backends failed. One that failed is not run again.
-fn turns(plan: &pair::Plan, options: &Options) -> Result<(Vec<(usize, Turn)>, Vec<String>)> {
+/// Turns, each with the number of its backend.
+type Turns = Vec<(usize, Turn)>;
+
+/// All turns, and why backends failed. One that failed is not run again.
+fn turns(plan: &pair::Plan, options: &Options) -> Result<(Turns, Vec<String>)> {
     let rows = Shape::all();
     let bar = output::bar(u64::from(options.turns) * (options.backends.len() * rows.len()) as u64)?;
-    let (mut turns, mut failed) = (Vec::new(), Vec::new());
+    let (mut turns, mut failed) = (Turns::new(), Vec::new());
     let mut left: Vec<usize> = (0..options.backends.len()).collect();
     for turn in 1..=options.turns {
         for number in left.clone() {
