@@ -5,7 +5,7 @@ python paged_cache.py [REQUESTS]     starts both on this host, with numpy, a whe
 
 A cache has pages for each layer. A request takes blocks of it wherever some are free, in each worker others: a transfer is a list."""
 
-import importlib
+import importlib.util
 import json
 import multiprocessing
 import os
