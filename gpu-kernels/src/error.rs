@@ -241,6 +241,9 @@ pub enum DeviceError {
         /// The executor that was given the handle.
         executor: &'static str,
     },
+    /// Memory that a device needs could not be made.
+    #[error(transparent)]
+    Memory(#[from] pushgate_driver_shim::ShimError),
     /// The executor belongs to another process, from which this one was forked.
     #[error(transparent)]
     Forked(#[from] Forked),

@@ -39,6 +39,8 @@ mod mover;
 #[cfg(not(loom))]
 mod ordered;
 #[cfg(not(loom))]
+mod pages;
+#[cfg(not(loom))]
 mod source;
 #[cfg(loom)]
 #[path = "copier/wake.rs"]
@@ -64,6 +66,8 @@ pub use image::{Image, Target};
 pub use mover::{CopyTicket, CudaCopy};
 #[cfg(not(loom))]
 pub use ordered::OrderedCopies;
+#[cfg(not(loom))]
+pub use pages::{PageCopies, PageCopy, PageTicket, PageWay};
 #[cfg(not(loom))]
 pub use source::Source;
 

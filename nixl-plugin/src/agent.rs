@@ -10,16 +10,19 @@ use pushgate::{Context, Settings};
 use pushgate_door::Secret;
 use pushgate_driver_shim::eventfd::EventFd;
 
-use crate::engine::{Core, Peer, State, Waiting};
+use crate::engine::{Core, LINGER, Peer, State, Waiting};
+use crate::gpu::{Gpus, Offer};
 use crate::greet::{self, Connection, LONGEST_NAME};
+use crate::on_gpu::Within;
 use crate::pieces::{Element, join};
 use crate::registrations::{Memory, Published};
 use crate::status::{Result, Status};
-use crate::transfer::{Copying, Transfer, Way};
+use crate::transfer::{Copying, Transfer, Way, is_used};
 use crate::wire::Place;
 
-/// The least window of a connection: it holds several messages on their way.
+/// The least window of a connection: it holds several messages on their way. Those of GPU memory are longer.
 const WINDOW: u64 = 8 << 20;
+const GPU_WINDOW: u64 = 16 << 20;
 
 /// An element of a descriptor list, as the face hands it over.
 #[derive(Clone, Copy, Debug)]
@@ -47,7 +50,11 @@ pub const PARAMETERS: [(&str, &str); 1] = [("direct", "true")];
 
 impl Agent {
     /// Makes an agent. Parameters are `direct` and every setting of pushgate.
-    pub fn open(name: &str, parameters: &[(String, String)]) -> std::result::Result<Agent, String> {
+    pub fn open(
+        name: &str,
+        parameters: &[(String, String)],
+        offer: Offer,
+    ) -> std::result::Result<Agent, String> {
         if name.is_empty() || name.len() > LONGEST_NAME {
             return Err(format!("an agent's name has 1 to {LONGEST_NAME} bytes, not {}", name.len()));
         }
@@ -67,12 +74,13 @@ impl Agent {
         {
             settings.set(key, value).map_err(|e| e.to_string())?;
         }
-        let window = settings.window_size.max(WINDOW);
+        let window = settings.window_size.max(if offer == Offer::Nothing { WINDOW } else { GPU_WINDOW });
         let context = Context::builder().settings(settings).build().map_err(|e| e.to_string())?;
         let (_, instance) = Secret::random::<16>().map_err(|e| format!("a random number: {e}"))?;
         let instance: String = instance.iter().map(|byte| format!("{byte:02x}")).collect();
         let (door, connection) = greet::open(&context, &instance)?;
-        let core = Arc::new(Core::new(name, instance, direct, window, context, connection));
+        let gpus = Gpus::new(offer);
+        let core = Arc::new(Core::new(name, instance, direct, window, context, (connection, gpus)));
         let mut agent =
             Agent { core, bell: EventFd::new().map_err(|e| format!("eventfd: {e}"))?, threads: Vec::new() };
         let bell = agent.bell.try_clone().map_err(|e| format!("eventfd: {e}"))?;
@@ -92,10 +100,15 @@ impl Agent {
         Ok(())
     }
 
-    /// Registers memory of this process, a value of `nixl_mem_t`.
-    pub fn register(&self, address: u64, length: u64, memory: i32) -> Result<u64> {
+    /// Registers memory of this process: `memory` is a value of `nixl_mem_t`, `device` the number of a GPU.
+    pub fn register(&self, address: u64, length: u64, memory: i32, device: u64) -> Result<u64> {
         let memory = Memory::of(memory)?;
-        self.core.state().shared.registrations.add(address, length, memory)
+        let mut state = self.core.state();
+        let device = match memory {
+            Memory::Host => 0,
+            Memory::Gpu => state.shared.gpus.check(device, address, length)?,
+        };
+        state.shared.registrations.add(address, length, memory, device)
     }
 
     /// What other agents need to know of a registration.
@@ -127,8 +140,8 @@ impl Agent {
         }
         let (begin, limit) = (Instant::now(), core.context.settings().timeout);
         loop {
-            let held =
-                !state.shared.registrations.own(key)?.leased.is_empty() || used.iter().any(|t| t.is_copied());
+            let own = state.shared.registrations.own(key)?;
+            let held = !own.leased.is_empty() || is_used(&own.users) || used.iter().any(|t| t.is_copied());
             if !held {
                 state.shared.registrations.remove(key);
                 return Ok(());
@@ -227,7 +240,7 @@ impl Agent {
         let [own_memory, their_memory] = [Memory::of(memory[0])?, Memory::of(memory[1])?];
         let mut state = self.core.state();
         let State { shared, peers, next, .. } = &mut *state;
-        let registrations = &mut shared.registrations;
+        let registrations = &shared.registrations;
         let place = |key: u64, d: &Described| Place { key, address: d.address, length: d.length };
         let whole = |list: &[Described]| match list.iter().all(|d| d.address.checked_add(d.length).is_some())
         {
@@ -236,16 +249,27 @@ impl Agent {
         };
         whole(here)?;
         whole(there)?;
-        let own = |d: &Described| {
-            registrations.check(&place(d.registration, d), own_memory).map(|()| d.registration)
+        let mut checker = registrations.checker();
+        let mut own = |d: &Described, memory| match checker.check(&place(d.registration, d)) {
+            Ok(own) if own.memory == memory => Ok((d.registration, own.device)),
+            Ok(_) => Err(Status::NotFound),
+            Err(status) => Err(status),
         };
-        let own_keys = keys(here, own)?;
+        let mut elements = Vec::with_capacity(here.len());
+        for d in here {
+            let (key, device) = own(d, own_memory)?;
+            elements.push(Element { address: d.address, length: d.length, key, device });
+        }
+        let mut own_keys: Vec<u64> = elements.iter().map(|e| e.key).collect();
+        own_keys.dedup();
+        own_keys.sort_unstable();
+        own_keys.dedup();
         let instance;
         let mut theirs = HashMap::new();
         if peer == self.core.name {
             instance = self.core.instance.clone();
             for d in there {
-                registrations.check(&place(d.registration, d), their_memory)?;
+                own(d, their_memory)?;
                 theirs.insert(d.registration, d.registration);
             }
         } else {
@@ -259,11 +283,13 @@ impl Agent {
                 theirs.insert(d.registration, found.published.key);
             }
         }
-        let element = |d: &Described, key| Element { address: d.address, length: d.length, key };
-        let pieces = join(
-            here.iter().map(|d| element(d, d.registration)),
-            there.iter().map(|d| element(d, theirs[&d.registration])),
-        )?;
+        let element = |d: &Described| Element {
+            address: d.address,
+            length: d.length,
+            key: theirs[&d.registration],
+            device: 0,
+        };
+        let pieces = join(elements.into_iter(), there.iter().map(element))?;
         *next += 1;
         let mut their_keys: Vec<u64> = theirs.into_values().collect();
         their_keys.sort_unstable();
@@ -271,8 +297,15 @@ impl Agent {
             true => own_keys.into_iter().chain(their_keys.iter().copied()).collect(),
             false => own_keys,
         };
-        let transfer =
-            Arc::new(Transfer::new(*next, write, peer.into(), instance, pieces, own_keys, their_keys));
+        let transfer = Arc::new(Transfer::new(
+            *next,
+            write,
+            (peer.into(), instance),
+            [own_memory, their_memory],
+            pieces,
+            own_keys,
+            their_keys,
+        ));
         state.transfers.insert(transfer.id, transfer.clone());
         Ok(transfer)
     }
@@ -296,6 +329,11 @@ impl Agent {
             state.shared.inbox.extend(transfer.run().note.take().map(|note| (core.name.clone(), note)));
             transfer.end(Status::Success);
             return Ok(Status::Success);
+        }
+        if transfer.peer == core.name && transfer.is_gpu() {
+            state.shared.within.push(Within::new(transfer.clone()));
+            core.advance(&mut state);
+            return Ok(Status::of_transfer(transfer));
         }
         if transfer.peer == core.name {
             let copying = Arc::new(Copying::new(transfer.clone(), Way::Own));
@@ -333,7 +371,9 @@ impl Agent {
                 // Relaxed: a hint for the thread.
                 core.polled.fetch_add(1, Ordering::Relaxed);
                 let _ = core.context.drive();
-                core.progress();
+                if core.progress() {
+                    let _ = core.context.drive();
+                }
             }
         }
         Status::of_transfer(transfer)
@@ -348,8 +388,9 @@ impl Agent {
         }
         state.transfers.remove(&transfer.id);
         drop(state);
-        // A batch takes less than a millisecond.
+        // A batch takes less than a millisecond, and a copy of a GPU ends when kernels of the program leave it an SM.
         while transfer.is_copied() {
+            core.progress();
             std::thread::yield_now();
         }
         transfer.run().copying = None;
@@ -362,6 +403,12 @@ impl Agent {
         let mut state = core.state();
         state.shared.inbox_bytes = 0;
         std::mem::take(&mut state.shared.inbox)
+    }
+
+    /// Breaks the links of all connections: how many stood.
+    #[cfg(test)]
+    pub fn break_links(&self) -> usize {
+        self.core.state().sessions.values().filter(|session| session.break_link()).count()
     }
 
     /// Sends a notification.
@@ -397,20 +444,17 @@ impl Drop for Agent {
         names.iter().for_each(|peer| _ = core.forget(&mut state, peer));
         let numbers: Vec<_> = state.sessions.keys().copied().collect();
         numbers.into_iter().for_each(|number| core.end(&mut state, number, Status::Canceled));
-    }
-}
-
-/// The keys of a list, each once.
-fn keys(list: &[Described], key: impl Fn(&Described) -> Result<u64>) -> Result<Vec<u64>> {
-    let mut all: Vec<u64> = Vec::new();
-    for d in list {
-        let key = key(d)?;
-        // Neighbours are mostly of one registration.
-        if all.last() != Some(&key) {
-            all.push(key);
+        let begin = Instant::now();
+        while state.is_on_gpu() && begin.elapsed() < LINGER {
+            core.advance(&mut state);
+            std::thread::yield_now();
+        }
+        if state.is_on_gpu() {
+            tracing::error!(
+                "a GPU did not end its copies within {LINGER:?}: their windows stay in the process"
+            );
+            std::mem::take(&mut state.shared.graves).into_iter().for_each(std::mem::forget);
+            std::mem::take(&mut state.shared.within).into_iter().for_each(std::mem::forget);
         }
     }
-    all.sort_unstable();
-    all.dedup();
-    Ok(all)
 }

@@ -12,6 +12,7 @@ use pushgate_driver_shim::eventfd::EventFd;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+use crate::gpu::Gpus;
 use crate::greet::{self, Connection};
 use crate::session::{Ended, Session, Shared};
 use crate::status::{Result, Status};
@@ -20,13 +21,17 @@ use crate::wire::TOKEN;
 
 /// How long the thread that progresses waits at most for work.
 const REST: Duration = Duration::from_millis(100);
-/// While the program polls, the thread looks this often whether it still does.
+/// While the program polls without a pause, the thread looks this often whether it still does: it has polled this number of times.
 const POLLED: Duration = Duration::from_micros(500);
+const OFTEN: u64 = 20;
 /// How long an end waits at most for what was posted.
-const LINGER: Duration = Duration::from_secs(2);
+pub const LINGER: Duration = Duration::from_secs(2);
 /// Between two attempts to reach a peer.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LAST_PAUSE: Duration = Duration::from_secs(1);
+/// How long the thread looks without a pause for copies of GPUs to end, and how long it pauses then.
+const SPIN: Duration = Duration::from_micros(200);
+const PAUSE: Duration = Duration::from_micros(20);
 /// Peers that join at once.
 const MOST_JOINING: usize = 32;
 
@@ -44,7 +49,6 @@ pub struct Peer {
     pub waiting: Vec<Waiting>,
 }
 
-#[derive(Default)]
 pub struct State {
     pub shared: Shared,
     pub sessions: HashMap<u64, Session>,
@@ -52,6 +56,14 @@ pub struct State {
     pub transfers: HashMap<u64, Arc<Transfer>>,
     pub next: u64,
     pub begun: Vec<Arc<Copying>>,
+}
+
+impl State {
+    /// Whether anything waits for GPUs.
+    pub fn is_on_gpu(&self) -> bool {
+        let Shared { graves, within, .. } = &self.shared;
+        !graves.is_empty() || !within.is_empty() || self.sessions.values().any(Session::is_on_gpu)
+    }
 }
 
 /// Copies that threads make.
@@ -87,7 +99,7 @@ impl Core {
         direct: bool,
         window: u64,
         context: Context,
-        connection: Connection,
+        (connection, gpus): (Connection, Gpus),
     ) -> Core {
         Core {
             name: name.into(),
@@ -97,7 +109,14 @@ impl Core {
             context,
             connection,
             cores: sched_getaffinity(None).ok(),
-            state: Mutex::default(),
+            state: Mutex::new(State {
+                shared: Shared::new(gpus),
+                sessions: HashMap::new(),
+                peers: HashMap::new(),
+                transfers: HashMap::new(),
+                next: 0,
+                begun: Vec::new(),
+            }),
             polled: AtomicU64::new(0),
             closing: AtomicBool::new(false),
             joining: AtomicUsize::new(0),
@@ -118,20 +137,28 @@ impl Core {
 
     /// Progresses while the program does not.
     pub fn run(self: &Arc<Self>) {
-        let mut seen = 0;
+        let (mut seen, mut last) = (0, Instant::now());
         while !self.is_closing() {
-            // A program that polls makes all the progress itself.
+            // A program that polls without a pause makes all the progress itself.
             let polled = self.polled.load(Ordering::Relaxed);
-            if polled != seen {
-                seen = polled;
+            let often = polled - std::mem::replace(&mut seen, polled) >= OFTEN;
+            if often {
                 std::thread::sleep(POLLED);
                 continue;
             }
-            if let Err(e) = self.context.rest(REST) {
+            // GPUs wake nobody.
+            let on_gpu = self.state().is_on_gpu();
+            let waited =
+                if on_gpu { self.context.drive().map(drop) } else { self.context.rest(REST).map(drop) };
+            if let Err(e) = waited {
                 tracing::error!("the engine has ended: {e}");
                 return;
             }
-            self.progress();
+            if self.progress() {
+                last = Instant::now();
+            } else if on_gpu && last.elapsed() > SPIN {
+                std::thread::sleep(PAUSE);
+            }
         }
     }
 
@@ -326,7 +353,8 @@ impl Core {
 
     pub fn end(&self, state: &mut State, number: u64, status: Status) {
         let Some(session) = state.sessions.remove(&number) else { return };
-        session.end(&mut state.shared.registrations, status);
+        let grave = session.end(&mut state.shared.registrations, status);
+        state.shared.graves.extend(grave);
         for peer in state.peers.values_mut().filter(|peer| peer.session == Some(number)) {
             peer.session = None;
         }
@@ -342,30 +370,36 @@ impl Core {
 
     // --------------------------------------------------------------- progress
 
-    /// Moves all connections on, if no other thread does.
-    pub fn progress(self: &Arc<Self>) {
-        let Ok(mut state) = self.state.try_lock() else { return };
-        self.advance(&mut state);
+    /// Moves all connections on, if no other thread does. True if there was something.
+    pub fn progress(self: &Arc<Self>) -> bool {
+        let Ok(mut state) = self.state.try_lock() else { return false };
+        let some = self.advance(&mut state);
         let begun = std::mem::take(&mut state.begun);
         drop(state);
         begun.into_iter().for_each(|copying| self.copy(copying));
+        some
     }
 
-    pub fn advance(&self, state: &mut State) {
+    /// Moves all connections on. True if there was something.
+    pub fn advance(&self, state: &mut State) -> bool {
         let State { shared, sessions, begun, .. } = &mut *state;
-        let mut ended = Vec::new();
+        let (mut some, mut ended) = (false, Vec::new());
         for session in sessions.values_mut() {
-            if let Err(why) = session.progress(shared, begun) {
-                ended.push((session.number, session.peer.clone(), why));
+            match session.progress(shared, begun) {
+                Ok(moved) => some |= moved,
+                Err(why) => ended.push((session.number, session.peer.clone(), why)),
             }
         }
+        some |= shared.advance(&self.name);
         for (number, peer, why) in ended {
             match why {
                 Ended::Left => tracing::info!(peer, "the agent has ended the connection"),
                 Ended::Failed(why) => tracing::warn!(peer, "the connection has ended: {why}"),
             }
             self.end(state, number, Status::RemoteDisconnect);
+            some = true;
         }
+        some
     }
 
     // ----------------------------------------------------------------- copies

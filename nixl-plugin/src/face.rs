@@ -6,6 +6,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use crate::agent::{Agent, Described, PARAMETERS};
+use crate::gpu::Offer;
 use crate::log;
 use crate::status::{Result, Status};
 use crate::transfer::Transfer;
@@ -81,7 +82,7 @@ extern "C" fn pushgate_nixl_version() -> *const c_char {
 
 #[unsafe(no_mangle)]
 extern "C" fn pushgate_nixl_memories() -> u32 {
-    1
+    if Offer::of_host() == Offer::Nothing { 1 } else { 3 }
 }
 
 #[unsafe(no_mangle)]
@@ -112,7 +113,7 @@ unsafe extern "C" fn pushgate_nixl_open(
             };
             all.push((key.map_err(no_text)?.to_owned(), value.map_err(no_text)?.to_owned()));
         }
-        Agent::open(name, &all)
+        Agent::open(name, &all, Offer::of_host())
     };
     match catch_unwind(open) {
         Ok(Ok(agent)) => Box::into_raw(Box::new(agent)),
@@ -135,13 +136,13 @@ unsafe extern "C" fn pushgate_nixl_register(
     to: *const Agent,
     address: u64,
     length: u64,
-    _device: u64,
+    device: u64,
     memory: c_int,
     registration: *mut u64,
 ) -> c_int {
     call(|| {
         // SAFETY: face.h's rules.
-        let key = unsafe { agent(to) }.register(address, length, memory)?;
+        let key = unsafe { agent(to) }.register(address, length, memory, device)?;
         // SAFETY: face.h's rules: the caller's word.
         unsafe { *registration = key };
         Ok(Status::Success)

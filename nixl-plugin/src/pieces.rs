@@ -1,13 +1,15 @@
 //! Lists of descriptors as a transfer needs them: neighbours joined, cut into parts of bounded size. Pure.
 
 use crate::status::{Result, Status};
-use crate::wire::{CHUNK, MOST_PLACES, Place};
+use crate::wire::{MOST_PLACES, Place};
 
 /// Bytes here and as many at the peer, each within one registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// Address in this process.
     pub here: u64,
+    /// The GPU whose memory is at `here`, if it is GPU memory.
+    pub device: u32,
     /// The peer's registration and the address there.
     pub there: Place,
 }
@@ -21,6 +23,8 @@ pub struct Element {
     pub length: u64,
     /// The key of its registration at its owner.
     pub key: u64,
+    /// The GPU whose memory it is, if it is GPU memory of this process.
+    pub device: u32,
 }
 
 /// A place within a list of pieces: the piece, and an offset in it.
@@ -57,7 +61,7 @@ pub fn join(
             continue;
         }
         match all.last_mut() {
-            Some(Piece { here, there })
+            Some(Piece { here, there, .. })
                 if last_key == Some(a.key)
                     && there.key == b.key
                     && *here + there.length == a.address
@@ -67,6 +71,7 @@ pub fn join(
             }
             _ => all.push(Piece {
                 here: a.address,
+                device: a.device,
                 there: Place { key: b.key, address: b.address, length: b.length },
             }),
         }
@@ -96,13 +101,21 @@ pub fn part<'a>(
         }
         (left, taken) = (left - length, taken + 1);
         let Place { key, address, .. } = piece.there;
-        Some(Piece { here: piece.here + from, there: Place { key, address: address + from, length } })
+        Some(Piece {
+            here: piece.here + from,
+            there: Place { key, address: address + from, length },
+            ..*piece
+        })
     })
 }
 
-/// The next part that fits into one message.
-pub fn message<'a>(pieces: &'a [Piece], cursor: &'a mut Cursor) -> impl Iterator<Item = Piece> + use<'a> {
-    part(pieces, cursor, CHUNK as u64, MOST_PLACES)
+/// The next part that fits into one message of `bytes` bytes.
+pub fn message<'a>(
+    pieces: &'a [Piece],
+    cursor: &'a mut Cursor,
+    bytes: usize,
+) -> impl Iterator<Item = Piece> + use<'a> {
+    part(pieces, cursor, bytes as u64, MOST_PLACES)
 }
 
 /// Where each part of at most `bytes` bytes in at most `count` pieces begins, and the list's end.
@@ -120,11 +133,11 @@ mod tests {
     use super::*;
 
     fn element(address: u64, length: u64, key: u64) -> Element {
-        Element { address, length, key }
+        Element { address, length, key, device: 0 }
     }
 
     fn piece(here: u64, key: u64, address: u64, length: u64) -> Piece {
-        Piece { here, there: Place { key, address, length } }
+        Piece { here, device: 0, there: Place { key, address, length } }
     }
 
     #[test]

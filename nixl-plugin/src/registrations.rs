@@ -2,6 +2,7 @@
 //! names after a registration has ended is refused.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +24,7 @@ impl Memory {
     pub fn of(value: i32) -> Result<Memory> {
         match value {
             0 => Ok(Memory::Host),
+            1 => Ok(Memory::Gpu),
             _ => Err(Status::NotSupported),
         }
     }
@@ -37,6 +39,10 @@ pub struct Own {
     pub length: u64,
     /// What memory it is.
     pub memory: Memory,
+    /// The GPU whose memory it is.
+    pub device: u32,
+    /// Copies of GPU memory hold a clone while they use it.
+    pub users: Arc<()>,
     /// The connections whose peers may copy into and out of it directly.
     pub leased: HashSet<u64>,
     /// It ends: no new use begins.
@@ -83,12 +89,13 @@ impl Registrations {
     }
 
     /// Registers memory of this process. Its key.
-    pub fn add(&mut self, address: u64, length: u64, memory: Memory) -> Result<u64> {
+    pub fn add(&mut self, address: u64, length: u64, memory: Memory, device: u32) -> Result<u64> {
         if length > 0 && address == 0 || address.checked_add(length).is_none() {
             return Err(Status::InvalidParam);
         }
         let key = self.key();
-        self.own.insert(key, Own { address, length, memory, leased: HashSet::new(), ends: false });
+        let (leased, users) = Default::default();
+        self.own.insert(key, Own { address, length, memory, device, users, leased, ends: false });
         Ok(key)
     }
 
@@ -124,10 +131,35 @@ impl Registrations {
         self.theirs.remove(&key).map(drop).ok_or(Status::NotFound)
     }
 
-    /// Checks that the bytes lie in a registration of this process that lives, of this kind of memory.
-    pub fn check(&self, place: &Place, memory: Memory) -> Result<()> {
+    /// Checks many places.
+    pub fn checker(&self) -> Checker<'_> {
+        Checker { all: self, last: None }
+    }
+
+    /// The registration of this process that the bytes lie in, if it lives.
+    pub fn check(&self, place: &Place) -> Result<&Own> {
         let own = self.own.get(&place.key).filter(|own| !own.ends).ok_or(Status::NotFound)?;
-        covers((own.address, own.length, own.memory), place, memory)
+        covers((own.address, own.length), place).map(|()| own)
+    }
+}
+
+/// Checks places one after the other; neighbours are mostly of one registration.
+pub struct Checker<'a> {
+    all: &'a Registrations,
+    last: Option<(u64, &'a Own)>,
+}
+
+impl<'a> Checker<'a> {
+    /// The registration of this process that the bytes lie in, if it lives.
+    pub fn check(&mut self, place: &Place) -> Result<&'a Own> {
+        match self.last {
+            Some((key, own)) if key == place.key => covers((own.address, own.length), place).map(|()| own),
+            _ => {
+                let own = self.all.check(place)?;
+                self.last = Some((place.key, own));
+                Ok(own)
+            }
+        }
     }
 }
 
@@ -135,14 +167,15 @@ impl Theirs {
     /// Checks that bytes of an agent lie in what it published.
     pub fn check(&self, place: &Place, memory: Memory) -> Result<()> {
         let Published { address, length, memory: of, .. } = self.published;
-        covers((address, length, of), place, memory)
+        covers((address, length), place)?;
+        if of == memory { Ok(()) } else { Err(Status::NotFound) }
     }
 }
 
-fn covers((address, length, of): (u64, u64, Memory), place: &Place, memory: Memory) -> Result<()> {
+fn covers((address, length): (u64, u64), place: &Place) -> Result<()> {
     // Neither sum leaves 64 bits: both were checked when they came.
     let within = place.address >= address && place.address + place.length <= address + length;
-    if within && of == memory { Ok(()) } else { Err(Status::NotFound) }
+    if within { Ok(()) } else { Err(Status::NotFound) }
 }
 
 #[cfg(test)]
@@ -153,10 +186,9 @@ mod tests {
     fn p8_a_place_is_allowed_in_its_own_registration_alone_and_only_while_that_lives() {
         let mut all = Registrations::default();
         let (first, second) =
-            (all.add(4096, 100, Memory::Host).unwrap(), all.add(8192, 8, Memory::Host).unwrap());
-        let check = |all: &Registrations, key, address, length| {
-            all.check(&Place { key, address, length }, Memory::Host)
-        };
+            (all.add(4096, 100, Memory::Host, 0).unwrap(), all.add(8192, 8, Memory::Host, 0).unwrap());
+        let check =
+            |all: &Registrations, key, address, length| all.check(&Place { key, address, length }).map(drop);
         assert_eq!(check(&all, first, 4096, 100), Ok(()));
         assert_eq!(check(&all, first, 4195, 1), Ok(()));
         for (key, address, length) in
@@ -168,10 +200,10 @@ mod tests {
         assert_eq!(check(&all, second, 8192, 8), Err(Status::NotFound));
         all.remove(first);
         // The key of what has ended is not given again.
-        let again = all.add(4096, 100, Memory::Host).unwrap();
+        let again = all.add(4096, 100, Memory::Host, 0).unwrap();
         assert_eq!(check(&all, first, 4096, 1), Err(Status::NotFound));
         assert_eq!(check(&all, again, 4096, 1), Ok(()));
-        assert_eq!(all.add(u64::MAX, 2, Memory::Host), Err(Status::InvalidParam));
-        assert_eq!(all.add(0, 2, Memory::Host), Err(Status::InvalidParam));
+        assert_eq!(all.add(u64::MAX, 2, Memory::Host, 0), Err(Status::InvalidParam));
+        assert_eq!(all.add(0, 2, Memory::Host, 0), Err(Status::InvalidParam));
     }
 }

@@ -12,11 +12,13 @@ use std::sync::atomic::Ordering;
 use pushgate::{Comm, HostEnd, InPlace};
 
 use crate::gate::{Gate, Reached};
+use crate::gpu::{Gpus, Lists};
+use crate::on_gpu::{Grave, OnGpu, Then, Within};
 use crate::pieces::{self, Cursor, Piece};
 use crate::registrations::{Memory, Registrations};
 use crate::status::Status;
 use crate::transfer::{Copying, Lease, Transfer, Way};
-use crate::wire::{CHUNK, HEAD, MOST_PLACES, Message, Place, TOKEN, payload_after};
+use crate::wire::{CHUNK, GPU_CHUNK, HEAD, MOST_PLACES, Message, Place, TOKEN, payload_after};
 
 /// Requests of READs that are under way at once, each way.
 const JOBS: usize = 16;
@@ -60,14 +62,44 @@ impl From<&str> for Ended {
 }
 
 /// What the connections of an agent share.
-#[derive(Default)]
 pub struct Shared {
+    /// Connections that have ended while GPUs copied.
+    pub graves: Vec<Grave>,
+    /// Transfers within the agent that GPUs copy.
+    pub within: Vec<Within>,
+    /// The GPUs.
+    pub gpus: Gpus,
     /// What is registered.
     pub registrations: Registrations,
     /// Notifications that have come: the agent that sent each, and the text.
     pub inbox: VecDeque<(String, Vec<u8>)>,
     /// Bytes of them.
     pub inbox_bytes: usize,
+}
+
+impl Shared {
+    /// Nothing is registered.
+    pub fn new(gpus: Gpus) -> Shared {
+        let (graves, within, registrations, inbox, inbox_bytes) = Default::default();
+        Shared { graves, within, gpus, registrations, inbox, inbox_bytes }
+    }
+
+    /// Moves on what GPUs copy besides the connections' messages. True if something has ended. `name` is the agent's.
+    pub fn advance(&mut self, name: &str) -> bool {
+        let Shared { graves, within, gpus, registrations, inbox, .. } = self;
+        let before = graves.len() + within.len();
+        graves.retain_mut(|grave| grave.is_used(gpus));
+        within.retain_mut(|one| {
+            let Some(status) = one.advance(gpus, registrations) else { return true };
+            let note = one.transfer.run().note.take();
+            if status == Status::Success && one.transfer.is_active() {
+                inbox.extend(note.map(|note| (name.to_owned(), note)));
+            }
+            one.transfer.end(status);
+            false
+        });
+        before != graves.len() + within.len()
+    }
 }
 
 /// A request of ours that the peer answers.
@@ -107,6 +139,8 @@ pub struct Session {
     pub peer: String,
     /// Which run of the peer it is.
     pub instance: String,
+    // Before the queue pair, whose memory GPUs see.
+    on_gpu: OnGpu,
     // Before the communicator, over which its link is replaced.
     end: HostEnd,
     comm: Comm,
@@ -155,6 +189,7 @@ impl Session {
             number,
             peer,
             instance,
+            on_gpu: OnGpu::of(&end),
             end,
             comm,
             control: [Message::Hello { place, token }.encode()].into(),
@@ -183,8 +218,10 @@ impl Session {
         match &self.direct {
             Direct::Unknown => self.early.push(transfer),
             Direct::No => self.sending.push_back(transfer),
-            // No copy ends it.
-            Direct::Yes(_) if transfer.pieces.is_empty() => self.sending.push_back(transfer),
+            // No copy ends it, or GPUs copy.
+            Direct::Yes(_) if transfer.pieces.is_empty() || transfer.is_gpu() => {
+                self.sending.push_back(transfer)
+            }
             Direct::Yes(reached) => {
                 let reached = reached.clone();
                 match self.lease(&transfer) {
@@ -250,31 +287,51 @@ impl Session {
     /// Whether the peer has all that was posted.
     pub fn is_empty(&self) -> bool {
         self.end.is_flushed()
+            && self.on_gpu.is_empty()
             && self.control.is_empty()
             && self.sending.is_empty()
             && self.serving.is_empty()
             && self.early.is_empty()
     }
 
+    /// Breaks the link of the queue pair, which is replaced. False: no link stands now.
+    #[cfg(test)]
+    pub fn break_link(&self) -> bool {
+        self.end.queue_pair().break_link().unwrap()
+    }
+
+    /// Whether messages wait for GPUs, which wake nobody.
+    pub fn is_on_gpu(&self) -> bool {
+        !self.on_gpu.is_empty()
+    }
+
     /// Takes what has come, and sends what can be sent. True if there was something. Copies that can begin go to `begun`.
     pub fn progress(&mut self, shared: &mut Shared, begun: &mut Vec<Arc<Copying>>) -> Result<bool, Ended> {
         let received = self.receive(shared, begun)?;
         self.settle();
-        Ok(self.send(shared)? | received)
+        let filled = self.on_gpu.publish(&mut shared.gpus, &mut self.end)?;
+        Ok(self.send(shared)? | received | filled)
     }
 
     // ------------------------------------------------------------- receiving
 
     fn receive(&mut self, shared: &mut Shared, begun: &mut Vec<Arc<Copying>>) -> Result<bool, Ended> {
-        for taken in 0..TAKES {
-            if shared.inbox_bytes >= MOST_NOTES {
-                return Ok(taken > 0);
+        let mut some = false;
+        while let Some((then, message)) = self.on_gpu.landed(&mut shared.gpus)? {
+            self.then(then, &message, shared, begun)?;
+            self.end.give_back(1);
+            some = true;
+        }
+        for _ in 0..TAKES {
+            if shared.inbox_bytes >= MOST_NOTES || self.on_gpu.is_full() {
+                return Ok(some);
             }
             let Some(message) = self.end.take()? else {
                 // What came before the end was taken.
                 self.end.queue_pair().check()?;
-                return Ok(taken > 0);
+                return Ok(some);
             };
+            some = true;
             let read = |from: usize, to: &mut [u8]| {
                 // SAFETY: `to` is a slice; the message is given back below.
                 unsafe { message.copy_to(from, to.as_mut_ptr(), to.len()) }
@@ -282,10 +339,43 @@ impl Session {
             let kind = message.message();
             let decoded =
                 Message::decode(kind.tag, kind.length, read).map_err(|why| format!("it sent {why}"))?;
-            self.take(decoded, &message, shared, begun)?;
-            self.end.give_back(1);
+            let (lists, users, then) = match decoded {
+                Message::Write { transfer, last, places, payload } => {
+                    let (lists, users) = self.place(transfer, &places, payload, &message, shared)?;
+                    self.refused = self.refused.filter(|_| !last);
+                    (lists, users, Then::Placed { last })
+                }
+                Message::Data { job, last, status, payload } => {
+                    let (lists, users) = self.data(job, last, status, payload, &message)?;
+                    (lists, users, Then::Answered { job, last, status })
+                }
+                other => (Lists::default(), Vec::new(), Then::Take(other)),
+            };
+            if lists.is_empty() && !self.on_gpu.is_landing() {
+                self.then(then, &message, shared, begun)?;
+                self.end.give_back(1);
+            } else {
+                // SAFETY: `place` and `data` have listed registered memory, and bytes of the message.
+                unsafe { self.on_gpu.land(&mut shared.gpus, lists, users, then, message)? };
+            }
         }
         Ok(true)
+    }
+
+    /// Goes on after a message whose payload is in place.
+    fn then(
+        &mut self,
+        then: Then,
+        message: &InPlace,
+        shared: &mut Shared,
+        begun: &mut Vec<Arc<Copying>>,
+    ) -> Result<(), Ended> {
+        match then {
+            Then::Placed { last } => self.placed += u64::from(last),
+            Then::Answered { job, last, status } => self.answered(job, last, status),
+            Then::Take(decoded) => self.take(decoded, message, shared, begun)?,
+        }
+        Ok(())
     }
 
     fn take(
@@ -298,28 +388,20 @@ impl Session {
         let length = message.message().length;
         match decoded {
             Message::Hello { place, token } => self.hello(place, &token, begun),
-            Message::Write { transfer, last, places, payload } => {
-                self.place(transfer, &places, payload, message, shared);
-                if last {
-                    self.placed += 1;
-                    self.refused = None;
-                }
-            }
+            // Their payload was taken before.
+            Message::Write { .. } | Message::Data { .. } => {}
             Message::Read { job, places } => {
                 if self.serving.len() >= JOBS {
                     return Err(format!("it sent more than {JOBS} requests at once").into());
                 }
-                let checked =
-                    places.iter().try_for_each(|place| shared.registrations.check(place, Memory::Host));
+                let mut checker = shared.registrations.checker();
+                let checked = places.iter().try_for_each(|place| checker.check(place).map(drop));
                 match checked {
                     Ok(()) => self.serving.push_back(Serve { job, places, index: 0, offset: 0 }),
                     Err(status) => {
                         self.say(&Message::Data { job, last: true, status: status as i32, payload: HEAD })
                     }
                 }
-            }
-            Message::Data { job, last, status, payload } => {
-                self.data(job, last, status, (payload, length - payload), message)?;
             }
             Message::Note { last, payload } => {
                 let (from, more) = (self.note.len(), length - payload);
@@ -397,7 +479,7 @@ impl Session {
         }
     }
 
-    /// Puts the payload of a peer's WRITE into place.
+    /// Puts the payload of a peer's WRITE into place, but for what GPUs are to copy.
     fn place(
         &mut self,
         transfer: u64,
@@ -405,14 +487,19 @@ impl Session {
         mut payload: usize,
         message: &InPlace,
         shared: &mut Shared,
-    ) {
+    ) -> Result<(Lists, Vec<Arc<()>>), Ended> {
+        let (mut lists, mut users) = (Lists::default(), Vec::new());
+        let mut checker = shared.registrations.checker();
         for place in places {
-            match shared.registrations.check(place, Memory::Host) {
+            match checker.check(place) {
+                Ok(own) if own.memory == Memory::Gpu => {
+                    let from = address_in(message, payload)?;
+                    lists.add(own.device, (place.address, from), place.length);
+                    add_user(&mut users, &own.users);
+                }
                 // SAFETY: the registration lives, checked above, and with the agent's lock it stays so during the copy; the decoded
                 // places are as long as the payload.
-                Ok(()) => unsafe {
-                    message.copy_to(payload, place.address as *mut u8, place.length as usize)
-                },
+                Ok(_) => unsafe { message.copy_to(payload, place.address as *mut u8, place.length as usize) },
                 Err(status) if self.refused != Some(transfer) => {
                     tracing::warn!(
                         peer = self.peer,
@@ -426,16 +513,20 @@ impl Session {
             }
             payload += place.length as usize;
         }
+        Ok((lists, users))
     }
 
+    /// Puts the payload of an answer into place, but for what GPUs are to copy.
     fn data(
         &mut self,
         number: u64,
         last: bool,
         status: i32,
-        (mut from, length): (usize, usize),
+        mut from: usize,
         message: &InPlace,
-    ) -> Result<(), Ended> {
+    ) -> Result<(Lists, Vec<Arc<()>>), Ended> {
+        let length = message.message().length - from;
+        let (mut lists, mut users) = (Lists::default(), Vec::new());
         let job = self.jobs.get_mut(&number).ok_or("it answers a request that there is not")?;
         if length as u64 > job.left || last && status == 0 && length as u64 != job.left {
             return Err("its answer is not as long as what was asked for".into());
@@ -446,12 +537,23 @@ impl Session {
         for piece in pieces::part(&transfer.pieces, cursor, length as u64, usize::MAX) {
             let bytes = piece.there.length as usize;
             // With the agent's lock, which a call that cancels takes too.
-            if !transfer.cancelled.load(Ordering::Relaxed) {
+            if transfer.cancelled.load(Ordering::Relaxed) {
+            } else if transfer.memory[0] == Memory::Gpu {
+                lists.add(piece.device, (piece.here, address_in(message, from)?), piece.there.length);
+                add_user(&mut users, &transfer.users);
+            } else {
                 // SAFETY: the piece lies in registrations that live: deregistering cancels the transfer.
                 unsafe { message.copy_to(from, piece.here as *mut u8, bytes) };
             }
             from += bytes;
         }
+        Ok((lists, users))
+    }
+
+    /// Notes that a part of an answer is in place.
+    fn answered(&mut self, number: u64, last: bool, status: i32) {
+        let Some(Job { transfer, .. }) = self.jobs.get(&number) else { return };
+        let transfer = transfer.clone();
         if status != 0 {
             transfer.run().failed.get_or_insert(Status::of(status));
         }
@@ -460,7 +562,6 @@ impl Session {
             transfer.run().jobs -= 1;
             self.maybe_read(&transfer);
         }
-        Ok(())
     }
 
     /// Ends a READ, if all of it was asked for and answered.
@@ -523,9 +624,9 @@ impl Session {
             }
             // By turns, so that neither way waits for the other.
             self.serves = !self.serves;
-            let first = if self.serves { self.serve(shared)? } else { self.send_transfer()? };
+            let first = if self.serves { self.serve(shared)? } else { self.send_transfer(&mut shared.gpus)? };
             let sent = match first {
-                None if self.serves => self.send_transfer()?,
+                None if self.serves => self.send_transfer(&mut shared.gpus)?,
                 None => self.serve(shared)?,
                 some => some,
             };
@@ -538,7 +639,11 @@ impl Session {
     fn serve(&mut self, shared: &mut Shared) -> Result<Option<usize>, Ended> {
         let Some(serve) = self.serving.front_mut() else { return Ok(None) };
         let rest: u64 = serve.places[serve.index..].iter().map(|p| p.length).sum::<u64>() - serve.offset;
-        let bytes = rest.min(CHUNK as u64) as usize;
+        let of_gpu =
+            |place: &Place| shared.registrations.check(place).is_ok_and(|own| own.memory == Memory::Gpu);
+        let most = if serve.places.get(serve.index).is_some_and(of_gpu) { GPU_CHUNK } else { CHUNK };
+        let bytes = rest.min(most as u64) as usize;
+        let (mut lists, mut users) = (Lists::default(), Vec::new());
         let (mut last, mut status) = (bytes as u64 == rest, 0);
         let payload = payload_after(0);
         let tag = Message::Data { job: serve.job, last, status, payload }.encode().0;
@@ -546,19 +651,27 @@ impl Session {
             return Ok(None);
         };
         let (mut to, mut left) = (payload, bytes);
+        let mut checker = shared.registrations.checker();
         while left > 0 {
             let place = serve.places[serve.index];
             let length = (place.length - serve.offset).min(left as u64);
-            if let Err(e) = shared.registrations.check(&place, Memory::Host) {
-                // The registration has ended meanwhile.
-                (last, status) = (true, e as i32);
-                break;
-            }
-            // SAFETY: the registration lives, checked above, and stays so as long as this has the agent's lock; what was staged has room
-            // for `bytes` behind the head.
-            unsafe {
-                let from = (place.address + serve.offset) as *const u8;
-                std::ptr::copy_nonoverlapping(from, staged.as_ptr().as_ptr().add(to), length as usize);
+            let from = place.address + serve.offset;
+            match checker.check(&place) {
+                Err(e) => {
+                    // The registration has ended meanwhile.
+                    (last, status) = (true, e as i32);
+                    break;
+                }
+                Ok(own) if own.memory == Memory::Gpu => {
+                    lists.add(own.device, (staged.as_ptr().as_ptr() as u64 + to as u64, from), length);
+                    add_user(&mut users, &own.users);
+                }
+                // SAFETY: the registration lives, checked above, and stays so as long as this has the agent's lock; what was staged has
+                // room for `bytes` behind the head.
+                Ok(_) => unsafe {
+                    let to = staged.as_ptr().as_ptr().add(to);
+                    std::ptr::copy_nonoverlapping(from as *const u8, to, length as usize);
+                },
             }
             (to, left, serve.offset) = (to + length as usize, left - length as usize, serve.offset + length);
             if serve.offset == place.length {
@@ -568,7 +681,12 @@ impl Session {
         let (_, head) = Message::Data { job: serve.job, last, status, payload }.encode();
         // SAFETY: the head is shorter than what was staged.
         unsafe { std::ptr::copy_nonoverlapping(head.as_ptr(), staged.as_ptr().as_ptr(), head.len()) };
-        self.end.publish(staged);
+        if lists.is_empty() || status != 0 {
+            self.end.publish(staged);
+        } else {
+            // SAFETY: listed above: registered memory, and room of the staged message.
+            unsafe { self.on_gpu.fill(&mut shared.gpus, lists, users, staged)? };
+        }
         if last {
             self.serving.pop_front();
         }
@@ -576,19 +694,20 @@ impl Session {
     }
 
     /// Sends the next message of the oldest transfer.
-    fn send_transfer(&mut self) -> Result<Option<usize>, Ended> {
+    fn send_transfer(&mut self, gpus: &mut Gpus) -> Result<Option<usize>, Ended> {
         let Some(transfer) = self.sending.front().cloned() else { return Ok(None) };
-        if transfer.write { self.send_write(&transfer) } else { self.send_read(&transfer) }
+        if transfer.write { self.send_write(&transfer, gpus) } else { self.send_read(&transfer) }
     }
 
-    fn send_write(&mut self, transfer: &Arc<Transfer>) -> Result<Option<usize>, Ended> {
+    fn send_write(&mut self, transfer: &Arc<Transfer>, gpus: &mut Gpus) -> Result<Option<usize>, Ended> {
+        let most = if transfer.is_gpu() { GPU_CHUNK } else { CHUNK };
         let mut run = transfer.run();
         let mut cursor = run.cursor;
         // With the agent's lock, which a call that cancels takes too.
         let cancelled = transfer.cancelled.load(Ordering::Relaxed);
         let parts: Vec<Piece> = match cancelled {
             true => Vec::new(),
-            false => pieces::message(&transfer.pieces, &mut cursor).collect(),
+            false => pieces::message(&transfer.pieces, &mut cursor, most).collect(),
         };
         let last = cancelled || cursor.piece == transfer.pieces.len();
         let payload = payload_after(parts.len());
@@ -598,6 +717,7 @@ impl Session {
         let Some(staged) = self.end.stage(payload + bytes, tag)? else {
             return Ok(None);
         };
+        let mut lists = Lists::default();
         // SAFETY: what was staged has room for the head and for the payload behind it. The pieces lie in registrations that live:
         // deregistering cancels the transfer, with the agent's lock.
         unsafe {
@@ -606,11 +726,20 @@ impl Session {
             let mut to = to.add(payload);
             for piece in &parts {
                 let length = piece.there.length as usize;
-                std::ptr::copy_nonoverlapping(piece.here as *const u8, to, length);
+                if transfer.memory[0] == Memory::Gpu {
+                    lists.add(piece.device, (to as u64, piece.here), piece.there.length);
+                } else {
+                    std::ptr::copy_nonoverlapping(piece.here as *const u8, to, length);
+                }
                 to = to.add(length);
             }
         }
-        self.end.publish(staged);
+        if lists.is_empty() {
+            self.end.publish(staged);
+        } else {
+            // SAFETY: as above; the transfer's users say how long its memory is used.
+            unsafe { self.on_gpu.fill(gpus, lists, vec![transfer.users.clone()], staged)? };
+        }
         run.cursor = cursor;
         if last {
             let note = run.note.take().filter(|_| !cancelled);
@@ -659,8 +788,8 @@ impl Session {
 
     // ----------------------------------------------------------------- the end
 
-    /// Ends the connection: nothing of it goes on, and its transfers fail.
-    pub fn end(mut self, registrations: &mut Registrations, status: Status) {
+    /// Ends the connection: nothing of it goes on but copies of GPUs, and its transfers fail.
+    pub fn end(mut self, registrations: &mut Registrations, status: Status) -> Option<Grave> {
         if self.gate.as_ref().is_some_and(|gate| !gate.close()) {
             tracing::error!(peer = self.peer, "the peer copies directly though its connection has ended");
         }
@@ -684,5 +813,18 @@ impl Session {
             transfer.end(status);
         }
         registrations.all().for_each(|(_, own)| _ = own.leased.remove(&self.number));
+        self.on_gpu.bury(self.end, self.comm)
+    }
+}
+
+/// Where a byte of a message lies, for a GPU.
+fn address_in(message: &InPlace, offset: usize) -> Result<u64, Ended> {
+    let at = message.as_ptr().ok_or("it sent payload for a GPU within a record")?;
+    Ok(at.as_ptr() as u64 + offset as u64)
+}
+
+fn add_user(users: &mut Vec<Arc<()>>, user: &Arc<()>) {
+    if !users.last().is_some_and(|last| Arc::ptr_eq(last, user)) {
+        users.push(user.clone());
     }
 }

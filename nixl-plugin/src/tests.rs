@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use pushgate::{Context, Settings};
 
 use crate::agent::{Agent, Described};
+use crate::gpu::Offer;
 use crate::greet::Connection;
 use crate::registrations::{self, Published};
 use crate::status::Status;
@@ -21,8 +22,12 @@ const WAYS: [&[(&str, &str)]; 3] =
 
 fn agent(name: &str, parameters: &[(&str, &str)]) -> Agent {
     let parameters: Vec<_> = parameters.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
-    Agent::open(name, &parameters).unwrap()
+    Agent::open(name, &parameters, Offer::Played).unwrap()
 }
+
+/// Kinds of memory. The CPU plays the GPU, and makes a copy only when it is asked whether the copy is complete.
+const HOST: i32 = 0;
+const GPU: i32 = 1;
 
 /// Memory of a test, as an agent has registered it. What the agents write is read through raw pointers alone.
 struct Memory {
@@ -33,14 +38,14 @@ struct Memory {
 
 impl Memory {
     fn new(agent: &Agent, bytes: usize, seed: usize) -> Memory {
-        Memory::within(agent, bytes, seed, 0)
+        Memory::within(agent, bytes, seed, 0, HOST)
     }
 
-    /// Memory whose first and last `guard` bytes are not registered.
-    fn within(agent: &Agent, bytes: usize, seed: usize, guard: usize) -> Memory {
+    /// Memory of a kind whose first and last `guard` bytes are not registered.
+    fn within(agent: &Agent, bytes: usize, seed: usize, guard: usize, kind: i32) -> Memory {
         let all: Vec<u8> = (0..bytes).map(|i| (i * 31 + i / 251 + seed) as u8).collect();
         let at = Box::into_raw(all.into_boxed_slice()).cast::<u8>();
-        let key = agent.register((at as usize + guard) as u64, (bytes - 2 * guard) as u64, 0).unwrap();
+        let key = agent.register((at as usize + guard) as u64, (bytes - 2 * guard) as u64, kind, 0).unwrap();
         Memory { at, bytes, key }
     }
 
@@ -53,6 +58,9 @@ impl Memory {
         Described { address: self.at as u64 + from as u64, length: length as u64, device: 0, registration }
     }
 }
+
+/// What memory is here, and what at the peer.
+const KINDS: [[i32; 2]; 4] = [[HOST, HOST], [GPU, GPU], [GPU, HOST], [HOST, GPU]];
 
 fn pair(way: &[(&str, &str)]) -> [Agent; 2] {
     let both = [agent("first", way), agent("second", way)];
@@ -92,11 +100,12 @@ fn notes(agent: &Agent) -> VecDeque<(String, Vec<u8>)> {
 
 #[test]
 fn p6_writes_and_reads_of_scattered_pages_end_with_the_bytes_in_place_and_their_notification() {
-    for way in WAYS {
+    for (way, kinds) in WAYS.into_iter().flat_map(|way| KINDS.map(|kinds| (way, kinds))) {
         let [first, second] = pair(way);
         let bytes = 3 << 20;
-        let (here, there) = (Memory::new(&first, bytes, 1), Memory::new(&second, bytes, 2));
-        let loaded = first.load("second", &second.publish(there.key).unwrap(), 0).unwrap();
+        let here = Memory::within(&first, bytes, 1, 0, kinds[0]);
+        let there = Memory::within(&second, bytes, 2, 0, kinds[1]);
+        let loaded = first.load("second", &second.publish(there.key).unwrap(), kinds[1]).unwrap();
         for (round, (count, page)) in
             [(1, 8), (1, 3 << 20), (700, 4096), (90, 31 << 10), (3, 1), (2, 0)].into_iter().enumerate()
         {
@@ -112,11 +121,11 @@ fn p6_writes_and_reads_of_scattered_pages_end_with_the_bytes_in_place_and_their_
                     let (from_at, to) = if write { (a, b) } else { (b, a) };
                     expected[to..to + page].copy_from_slice(&from[from_at..from_at + page]);
                 }
-                let transfer = first.prepare(write, "second", [0, 0], &own, &theirs).unwrap();
+                let transfer = first.prepare(write, "second", kinds, &own, &theirs).unwrap();
                 let text = format!("round {round}");
                 assert_eq!(run(&first, &transfer, Some(text.as_bytes())), Status::Success);
                 let got = if write { there.content() } else { here.content() };
-                assert!(got == expected, "{way:?}, {count} pages of {page}, write: {write}");
+                assert!(got == expected, "{way:?}, {kinds:?}, {count} pages of {page}, write: {write}");
                 assert_eq!(next_note(&second), ("first".into(), text.into_bytes()));
                 // Once more, without a notification.
                 assert_eq!(run(&first, &transfer, None), Status::Success);
@@ -124,6 +133,124 @@ fn p6_writes_and_reads_of_scattered_pages_end_with_the_bytes_in_place_and_their_
             }
         }
         assert!(second.notifications().is_empty());
+    }
+}
+
+#[test]
+fn p6_transfers_and_notifications_survive_links_that_break_under_them_once_each_and_whole() {
+    let kinds = [[HOST, HOST], [GPU, GPU]];
+    for (way, kinds) in [WAYS[1], WAYS[2]].into_iter().flat_map(|way| kinds.map(|kinds| (way, kinds))) {
+        let [first, second] = pair(way);
+        let bytes = 4 << 20;
+        let there = Memory::within(&second, bytes, 99, 0, kinds[1]);
+        let loaded = first.load("second", &second.publish(there.key).unwrap(), kinds[1]).unwrap();
+        let (mut broken, mut texts) = (0, Vec::new());
+        for round in 0..24 {
+            let here = Memory::within(&first, bytes, round, 0, kinds[0]);
+            let write = round % 3 != 0;
+            let pages = |of: &Memory, key| (0..64).map(|i| of.part(i << 16, 60_000, key)).collect::<Vec<_>>();
+            let (own, theirs) = (pages(&here, here.key), pages(&there, loaded));
+            let transfer = first.prepare(write, "second", kinds, &own, &theirs).unwrap();
+            texts.push(("first".to_owned(), vec![round as u8]));
+            let source = if write { here.content() } else { there.content() };
+            first.post(&transfer, Some(&[round as u8])).unwrap();
+            let (begin, mut checks, before) = (Instant::now(), 0, broken);
+            loop {
+                // Somewhere within the transfer, at either end; no link may stand yet.
+                if broken == before && checks >= round / 2 % 4 {
+                    let agent = if round % 2 == 0 { &first } else { &second };
+                    broken += agent.break_links();
+                }
+                checks += 1;
+                if first.check(&transfer) != Status::InProgress {
+                    break;
+                }
+                assert!(begin.elapsed() < HANG, "{way:?}, {kinds:?}, round {round} hangs");
+            }
+            assert_eq!(first.check(&transfer), Status::Success, "{way:?}, round {round}");
+            let got = if write { there.content() } else { here.content() };
+            let whole = (0..64).all(|i| got[i << 16..][..60_000] == source[i << 16..][..60_000]);
+            assert!(whole, "{way:?}, {kinds:?}, round {round}");
+            first.release(&transfer);
+            first.deregister(here.key).unwrap();
+        }
+        let mut got = Vec::new();
+        while got.len() < texts.len() {
+            got.extend(notes(&second));
+        }
+        assert_eq!(got, texts);
+        assert!(broken >= 8, "{broken} links were broken");
+    }
+}
+
+#[test]
+fn p6_transfers_within_an_agent_end_with_the_bytes_in_place_and_their_notification() {
+    let agent = agent("alone", &[("qp", "local")]);
+    for kinds in KINDS {
+        let bytes = 5 << 20;
+        let [from, to] = [0, 1].map(|i| Memory::within(&agent, bytes, i, 0, kinds[i]));
+        for write in [true, false] {
+            let [own, other] = if write { [&from, &to] } else { [&to, &from] };
+            let memory = if write { kinds } else { [kinds[1], kinds[0]] };
+            let list =
+                |of: &Memory| (0..40).map(|i| of.part(i * 131_072, 100_000, of.key)).collect::<Vec<_>>();
+            let transfer = agent.prepare(write, "alone", memory, &list(own), &list(other)).unwrap();
+            assert_eq!(run(&agent, &transfer, Some(b"within")), Status::Success);
+            assert_eq!(next_note(&agent), ("alone".into(), b"within".to_vec()));
+            let [got, expected] = [&to, &from].map(Memory::content);
+            assert!((0..40).all(|i| got[i * 131_072..][..100_000] == expected[i * 131_072..][..100_000]));
+            agent.release(&transfer);
+        }
+    }
+}
+
+#[test]
+fn p8_memory_of_a_gpu_is_not_touched_after_its_transfer_is_released_or_its_registration_has_ended() {
+    for way in [WAYS[0], WAYS[2]] {
+        let [first, second] = pair(way);
+        let bytes = 8 << 20;
+        for round in 0..30 {
+            let [here, there] = [(&first, round), (&second, round + 100)]
+                .map(|(agent, seed)| Memory::within(agent, bytes, seed, 0, GPU));
+            let loaded = first.load("second", &second.publish(there.key).unwrap(), GPU).unwrap();
+            let write = round % 2 == 0;
+            let pages =
+                |of: &Memory, key| (0..64).rev().map(|i| of.part(i << 17, 100_000, key)).collect::<Vec<_>>();
+            let transfer = first
+                .prepare(write, "second", [GPU, GPU], &pages(&here, here.key), &pages(&there, loaded))
+                .unwrap();
+            first.post(&transfer, None).unwrap();
+            for _ in 0..round * 7 {
+                first.check(&transfer);
+            }
+            // The owner takes the memory back while copies may be under way; the other end's transfer fails then.
+            let mut owner = &here;
+            match round % 3 {
+                0 => first.release(&transfer),
+                1 => first.deregister(here.key).unwrap(),
+                _ => {
+                    second.deregister(there.key).unwrap();
+                    owner = &there;
+                }
+            }
+            let before = owner.content();
+            let mut status = first.check(&transfer);
+            let begin = Instant::now();
+            while status == Status::InProgress {
+                assert!(begin.elapsed() < HANG, "a transfer hangs");
+                status = first.check(&transfer);
+            }
+            for _ in 0..50 {
+                first.notifications();
+                second.notifications();
+            }
+            assert!(owner.content() == before, "{way:?}, round {round}");
+            first.release(&transfer);
+            // Only then may the test's memory be another agent's.
+            for (agent, memory) in [(&first, &here), (&second, &there)] {
+                let _ = agent.deregister(memory.key);
+            }
+        }
     }
 }
 
@@ -188,12 +315,18 @@ fn hostile(random: &mut Random, victim: &Memory) -> (u32, Vec<u8>) {
 
 #[test]
 fn p8_a_hostile_agent_touches_no_memory_and_stops_no_other_connection() {
+    for kind in [HOST, GPU] {
+        a_hostile_agent_touches_no_memory(kind);
+    }
+}
+
+fn a_hostile_agent_touches_no_memory(kind: i32) {
     let way = [("qp", "local")];
     let [friend, victim] = [agent("friend", &way), agent("victim", &way)];
     friend.load_connection("victim", &victim.connection()).unwrap();
     let (here, secret, open) = (
         Memory::new(&friend, 4096, 3),
-        Memory::within(&victim, 3 * 4096, 4, GUARD as usize),
+        Memory::within(&victim, 3 * 4096, 4, GUARD as usize, kind),
         Memory::new(&victim, 4096, 5),
     );
     let loaded = friend.load("victim", &victim.publish(open.key).unwrap(), 0).unwrap();

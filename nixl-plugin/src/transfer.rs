@@ -2,13 +2,14 @@
 //! host memory between processes of one host, or within one process.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pushgate_link::Stretch;
 
 use crate::gate::Reached;
 use crate::pieces::{Cursor, Piece, cuts, part};
+use crate::registrations::Memory;
 use crate::status::Status;
 
 /// Bytes that one thread copies between two looks at what may end the copy.
@@ -62,6 +63,10 @@ pub struct Transfer {
     pub peer: String,
     /// Which run of the peer published the memory.
     pub instance: String,
+    /// What memories they are: here, and at the peer.
+    pub memory: [Memory; 2],
+    /// Copies of GPU memory of this process hold a clone while they use it.
+    pub users: Arc<()>,
     /// What is transferred.
     pub pieces: Vec<Piece>,
     /// The registrations of this process that the pieces lie in.
@@ -97,8 +102,8 @@ impl Transfer {
     pub fn new(
         id: u64,
         write: bool,
-        peer: String,
-        instance: String,
+        (peer, instance): (String, String),
+        memory: [Memory; 2],
         pieces: Vec<Piece>,
         own_keys: Vec<u64>,
         their_keys: Vec<u64>,
@@ -108,6 +113,8 @@ impl Transfer {
             write,
             peer,
             instance,
+            memory,
+            users: Arc::default(),
             batches: cuts(&pieces, BATCH, BATCH_PIECES),
             pieces,
             own_keys,
@@ -154,15 +161,28 @@ impl Transfer {
         self.own_keys.contains(&key)
     }
 
-    /// Whether a thread copies bytes of it now.
+    /// Whether GPU memory is at one of its ends.
+    pub fn is_gpu(&self) -> bool {
+        self.memory.contains(&Memory::Gpu)
+    }
+
+    /// Whether a thread or a GPU copies bytes of it now.
     pub fn is_copied(&self) -> bool {
-        self.run().copying.as_ref().is_some_and(|copying| copying.is_running())
+        is_used(&self.users) || self.run().copying.as_ref().is_some_and(|copying| copying.is_running())
     }
 
     /// Whether the thread that posts it copies it faster than another one wakes.
     pub fn is_small(&self) -> bool {
         self.batches.len() - 1 <= SMALL
     }
+}
+
+/// Whether copies of GPUs hold a clone. False: they have ended, and what they did is seen.
+pub fn is_used(users: &Arc<()>) -> bool {
+    let used = Arc::strong_count(users) > 1;
+    // With the release of the clone that was dropped last.
+    fence(Ordering::Acquire);
+    used
 }
 
 impl Copying {
@@ -256,7 +276,7 @@ impl Copying {
                 let mut some = [Stretch { here: 0, there: 0, length: 0 }; AT_ONCE];
                 loop {
                     let mut count = 0;
-                    for (stretch, Piece { here, there }) in some.iter_mut().zip(&mut pieces) {
+                    for (stretch, Piece { here, there, .. }) in some.iter_mut().zip(&mut pieces) {
                         *stretch = Stretch {
                             here: here as usize,
                             there: there.address,

@@ -9,10 +9,12 @@ pub const PLACE: usize = 24;
 pub const MOST_PLACES: usize = 2048;
 /// The most payload of a message: two copies of it stay in a core's cache.
 pub const CHUNK: usize = 256 << 10;
+/// The most payload of a message from or to GPU memory: shorter copies leave gaps on the bus.
+pub const GPU_CHUNK: usize = 2 << 20;
 /// Payload begins at a multiple of this.
 const ALIGN: usize = 64;
 /// The longest message.
-pub const LONGEST: usize = HEAD + MOST_PLACES * PLACE + ALIGN + CHUNK;
+pub const LONGEST: usize = HEAD + MOST_PLACES * PLACE + ALIGN + GPU_CHUNK;
 /// Bytes of the token by which an agent knows a process.
 pub const TOKEN: usize = 16;
 

@@ -9,6 +9,7 @@ use pushgate_driver_shim::abi;
 use pushgate_driver_shim::interrupt;
 use pushgate_driver_shim::record::{Opcode, Record, RecordWords};
 use pushgate_driver_shim::window::Window;
+use pushgate_gpu_kernels::Access;
 use pushgate_link::producer::{Producer, Received};
 
 use super::memory::{InboundPayload, Own};
@@ -298,6 +299,18 @@ impl HostEnd {
     pub fn give_back(&mut self, count: u64) {
         self.producer.release(count);
         self.producer.wake();
+    }
+
+    /// The memories in which staged and taken messages lie, for a device that is to read or write them in place: where each begins, its
+    /// bytes, and how it may be accessed. They stay as long as the queue pair.
+    pub fn memories(&self) -> Vec<(NonNull<u8>, usize, Access)> {
+        let Own { window, control, .. } = &self.qp.memory.own;
+        let inbound = match &self.qp.memory.inbound {
+            InboundPayload::Window(window) => (window.as_ptr(), window.len(), Access::ReadOnly),
+            InboundPayload::Mirror(mirror) => (mirror.as_ptr(), mirror.len(), Access::ReadWrite),
+        };
+        let own = (window.as_ptr(), window.len(), Access::ReadWrite);
+        vec![own, inbound, (control.as_ptr(), control.len(), Access::ReadWrite)]
     }
 
     fn check_length(&self, length: usize) -> Result<()> {

@@ -80,6 +80,10 @@ def main():
         ended, said = check("--backend", "PUSHGATE", *(word for parameter in parameters for word in ("--set", parameter)))
         expect(way, ended.returncode == 0 and said["used"] == {"PUSHGATE": f"bytes go by messages of a `{way}` queue pair"}, ended)
 
+    ended, said = check("--backend", "PUSHGATE", "--memory", "gpu", _PUSHGATE_NIXL_GPU="cpu")
+    expect("memory of a GPU that the CPU plays", ended.returncode == 0 and len(said["rows"]) == ROWS, ended)
+    expect("its way", said["used"] == {"PUSHGATE": "bytes go by messages of a `local` queue pair"}, ended)
+
     ended, said = check("--backend", "NOPE,PUSHGATE")
     expect("a backend that is not there", ended.returncode == 1 and "NIXL finds no backend NOPE: it has " in said["failed"][0], ended)
     expect("the other one", len(said["rows"]) == ROWS, ended)

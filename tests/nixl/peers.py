@@ -17,11 +17,17 @@ HANG = 60
 class Peer:
     """A process with an agent. Calls run there, one after the other, while `background` calls go on beside them."""
 
+    made = 0
+
     def __init__(self, name, backend, parameters=None, size=1 << 20, seed=0, quiet=False):
         context = multiprocessing.get_context("spawn")
         self.name, self.pipe = name, None
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, name, backend, parameters or {}, size, seed, quiet))
+        # Each peer sees one of the GPUs, by turns.
+        gpus = os.environ.get("NIXL_TEST_GPUS", "0").split(",")
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[Peer.made % len(gpus)]
+        Peer.made += 1
         self.process.start()
         theirs.close()
         self.metadata, self.address = self._answer()
@@ -63,6 +69,38 @@ def content(size, seed):
     return numpy.random.default_rng(seed).integers(0, 256, size, dtype=numpy.uint8)
 
 
+class HostMemory:
+    """Host memory, registered as such, or as memory of a GPU that the CPU plays (`_PUSHGATE_NIXL_GPU=cpu`)."""
+
+    def __init__(self, size):
+        self.array = numpy.zeros(size, dtype=numpy.uint8)
+        self.size, self.address = size, self.array.ctypes.data
+
+    def write(self, content):
+        self.array[:] = content
+
+    def read(self, offset, length):
+        return self.array[offset : offset + length].tobytes()
+
+
+class GpuMemory:
+    """Memory of the first GPU that the process sees."""
+
+    def __init__(self, size):
+        import torch
+
+        self.torch, self.tensor = torch, torch.zeros(size, dtype=torch.uint8, device="cuda:0")
+        self.size, self.address = size, self.tensor.data_ptr()
+        torch.cuda.synchronize()
+
+    def write(self, content):
+        self.tensor.copy_(self.torch.from_numpy(content))
+        self.torch.cuda.synchronize()
+
+    def read(self, offset, length):
+        return self.tensor[offset : offset + length].cpu().numpy().tobytes()
+
+
 class Served:
     """What a peer's process does."""
 
@@ -72,12 +110,15 @@ class Served:
         self.backend, self.quiet = backend, quiet
         self.agent = nixl_agent(name, nixl_agent_config(backends=[]))
         self.agent.create_backend(backend, parameters)
-        self.memory = content(size, seed)
-        self.registered = self.agent.register_memory([(self.address(), size, 0, "")], "DRAM")
+        self.kind = os.environ.get("NIXL_TEST_MEMORY", "DRAM")
+        played = self.kind == "DRAM" or os.environ.get("_PUSHGATE_NIXL_GPU") == "cpu"
+        self.memory = HostMemory(size) if played else GpuMemory(size)
+        self.memory.write(content(size, seed))
+        self.registered = self.agent.register_memory([(self.address(), size, 0, "")], self.kind)
         self.known, self.notes = {}, []
 
     def address(self):
-        return self.memory.ctypes.data
+        return self.memory.address
 
     def metadata(self):
         return self.agent.get_agent_metadata()
@@ -90,15 +131,15 @@ class Served:
         self.agent.remove_remote_agent(name)
 
     def bytes(self, offset, length):
-        return self.memory[offset : offset + length].tobytes()
+        return self.memory.read(offset, length)
 
     def fill(self, seed):
-        self.memory[:] = content(len(self.memory), seed)
+        self.memory.write(content(self.memory.size, seed))
 
     def register_again(self):
         """Ends the registration and makes a new one; the new metadata."""
         self.agent.deregister_memory(self.registered)
-        self.registered = self.agent.register_memory([(self.address(), len(self.memory), 0, "")], "DRAM")
+        self.registered = self.agent.register_memory([(self.address(), self.memory.size, 0, "")], self.kind)
         return self.metadata()
 
     def deregister(self):
@@ -106,8 +147,8 @@ class Served:
 
     def prepare(self, operation, here, there, peer, note=b""):
         """A handle for lists of (address, length)."""
-        own = self.agent.get_xfer_descs([(a, n, 0) for a, n in here], "DRAM")
-        theirs = self.agent.get_xfer_descs([(a, n, 0) for a, n in there], "DRAM")
+        own = self.agent.get_xfer_descs([(a, n, 0) for a, n in here], self.kind)
+        theirs = self.agent.get_xfer_descs([(a, n, 0) for a, n in there], self.kind)
         return self.agent.initialize_xfer(operation, own, theirs, peer, note, [self.backend])
 
     def wait(self, handle, note=b""):
@@ -140,7 +181,7 @@ class Served:
         """Transfers of all of the memory, one after the other; how often each outcome came, until one is no success."""
         done, end = 0, time.monotonic() + seconds
         while time.monotonic() < end:
-            outcome = self.try_transfer(operation, [(0, len(self.memory))], [(there, len(self.memory))], peer)
+            outcome = self.try_transfer(operation, [(0, self.memory.size)], [(there, self.memory.size)], peer)
             if outcome != "DONE":
                 return done, outcome
             done += 1
@@ -148,7 +189,7 @@ class Served:
 
     def cancel(self, there, peer):
         """Releases transfers that have just been posted."""
-        size = len(self.memory)
+        size = self.memory.size
         for _ in range(50):
             handle = self.prepare("WRITE", [(self.address(), size)], [(there, size)], peer)
             self.agent.transfer(handle)

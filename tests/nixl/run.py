@@ -18,6 +18,15 @@ WAYS = {
     "direct": {},
     "messages": {"qp": "local", "direct": "false"},
     "tcp": {"qp": "tcp", "host": "127.0.0.1"},
+    "played gpu": {},
+    "played gpu, tcp": {"qp": "tcp", "host": "127.0.0.1"},
+    "gpu": {},
+}
+# What a way needs in the environment. The CPU plays a GPU where a way says so; `gpu` needs PyTorch and a GPU, and runs when it is named.
+ENVIRONMENTS = {
+    "played gpu": {"NIXL_TEST_MEMORY": "VRAM", "_PUSHGATE_NIXL_GPU": "cpu"},
+    "played gpu, tcp": {"NIXL_TEST_MEMORY": "VRAM", "_PUSHGATE_NIXL_GPU": "cpu"},
+    "gpu": {"NIXL_TEST_MEMORY": "VRAM"},
 }
 
 
@@ -39,17 +48,23 @@ def test(options):
     import programs
 
     failed = 0
-    ways = {"ucx": {}} if options.backend == "UCX" else {n: p for n, p in WAYS.items() if options.way in (None, n)}
+    ways = {"ucx": {}} if options.backend == "UCX" else {
+        n: p for n, p in WAYS.items() if options.way == n or options.way is None and n != "gpu"
+    }
     for program in programs.PROGRAMS:
         if options.only not in (None, program.__name__):
             continue
         for way, parameters in ways.items():
             begin = time.monotonic()
+            environment = ENVIRONMENTS.get(way, {})
+            os.environ.update(environment)
             try:
                 program(options.backend, parameters, options.seconds)
                 outcome = "ok"
             except (AssertionError, RuntimeError, TimeoutError, OSError, EOFError) as error:
                 outcome, failed = f"FAILED: {error}", failed + 1
+            for name in environment:
+                del os.environ[name]
             print(f"{program.__name__}, {way}: {outcome} ({time.monotonic() - begin:.1f} s)", flush=True)
     return failed
 

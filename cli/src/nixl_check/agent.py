@@ -61,6 +61,13 @@ class Host:
         return self.bytes
 
 
+class Played(Host):
+    """Memory of a GPU that the CPU plays, for tests of the check."""
+
+    kind, name = "VRAM", "GPU memory (VRAM)"
+    device = "the CPU"
+
+
 class Gpu:
     """Memory of the first GPU that this process sees, in the context that CUDA's runtime and PyTorch use too."""
 
@@ -105,7 +112,7 @@ class Agent:
 
         api = importlib.import_module(f"{task['module']}._api")
         self.numpy, self.side, self.seed, self.backend = numpy, task["side"], task["seed"], task["backend"]
-        self.memory = Gpu() if task["memory"] == "gpu" else Host()
+        self.memory = {"gpu": Gpu, "played": Played, "host": Host}[task["memory"]]()
         self.agent = api.nixl_agent(task["name"], api.nixl_agent_config(backends=[]))
         if self.backend not in self.agent.plugin_list:
             raise RuntimeError(f"NIXL finds no backend {self.backend}: it has {', '.join(sorted(self.agent.plugin_list))}")

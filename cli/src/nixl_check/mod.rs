@@ -159,6 +159,9 @@ fn gpus(options: &Options) -> Result<Option<[String; 2]>, String> {
     if !options.is_gpu {
         return Ok(None);
     }
+    if pair::is_played() {
+        return Ok(Some(["0".into(), "0".into()]));
+    }
     let found = pushgate::probe_cuda().map_err(|reason| {
         format!("a GPU ({reason}): install NVIDIA's driver (`nvidia-smi` then shows the GPU), or use --memory host")
     })?;

@@ -46,6 +46,11 @@ pub fn python(python: &str, folder: &Path) -> Command {
     command
 }
 
+/// Whether the CPU plays the plugin's GPU, for tests.
+pub fn is_played() -> bool {
+    std::env::var_os("_PUSHGATE_NIXL_GPU").is_some_and(|value| value == "cpu")
+}
+
 /// What is the same in all turns.
 pub struct Plan {
     pub python: String,
@@ -101,7 +106,11 @@ impl Agent {
             "seed": plan.seed,
             "backend": backend,
             "parameters": parameters.iter().cloned().collect::<std::collections::BTreeMap<_, _>>(),
-            "memory": if plan.gpus.is_some() { "gpu" } else { "host" },
+            "memory": match plan.gpus {
+                Some(_) if is_played() => "played",
+                Some(_) => "gpu",
+                None => "host",
+            },
         });
         let mut command = python(&plan.python, &plan.folder);
         command

@@ -17,7 +17,7 @@ use cudarc::driver::sys::{
     CUflushGPUDirectRDMAWritesScope, CUflushGPUDirectRDMAWritesTarget, CUfunction, CUfunction_attribute,
     CUipcMemHandle, CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationHandleType,
     CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemRangeHandleType, CUmemcpyAttributes, CUmodule,
-    CUresult, CUstream, CUstreamBatchMemOpParams, CUstreamCaptureMode, CUuuid,
+    CUpointer_attribute_enum, CUresult, CUstream, CUstreamBatchMemOpParams, CUstreamCaptureMode, CUuuid,
 };
 use libloading::Library;
 
@@ -193,6 +193,8 @@ driver! {
     fn cuStreamWaitEvent(CUstream, CUevent, c_uint);
     fn cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);
     fn cuCtxEnablePeerAccess(CUcontext, c_uint);
+    // What memory an address is of.
+    fn cuPointerGetAttribute(*mut c_void, CUpointer_attribute_enum, CUdeviceptr);
 }
 
 /// Looks a symbol up in a library.

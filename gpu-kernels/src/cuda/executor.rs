@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
+use cudarc::driver::sys::{CUmemorytype, CUpointer_attribute_enum as Attribute};
 use pushgate_driver_shim::fork::OwnedHere;
 
 use super::buffer::CudaBuffer;
@@ -19,8 +20,9 @@ use super::ledger::Active;
 use super::module::CudaModule;
 use super::peer;
 use super::stream::CudaStream;
+use crate::build_support::kernel_names;
 use crate::cache::Cache;
-use crate::embedded::{self, FATBINS, SOURCES};
+use crate::embedded::{FATBINS, SOURCES};
 use crate::error::{DeviceError, Result};
 use crate::executor::{Access, DeviceBuffer, Executor, Launch, LoadedModule, Registration, Running, Stream};
 use crate::image::Image;
@@ -141,6 +143,25 @@ impl CudaExecutor {
         Ok(context)
     }
 
+    /// Whether every byte of a range is memory of this GPU, as far as its two ends say.
+    pub fn holds(&self, address: u64, bytes: u64) -> bool {
+        let context = self.context();
+        let (Some(ask), Ok(_current)) = (context.driver.cuPointerGetAttribute, context.current()) else {
+            return false;
+        };
+        let attribute = |which: Attribute, at: u64| {
+            let mut value = 0u32;
+            // SAFETY: both attributes are of 32 bits; the driver looks the address up.
+            let code = unsafe { ask((&raw mut value).cast(), which, at) };
+            (code == SUCCESS).then_some(value)
+        };
+        let of_device = CUmemorytype::CU_MEMORYTYPE_DEVICE as u32;
+        [address, address.saturating_add(bytes.saturating_sub(1))].into_iter().all(|at| {
+            attribute(Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at) == Some(of_device)
+                && attribute(Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, at) == Some(context.index)
+        })
+    }
+
     fn compile(&self, sources: &[Source]) -> Result<Vec<(String, Vec<u8>)>> {
         let cache = Cache::open()?;
         let arch = self.context().sm;
@@ -150,20 +171,29 @@ impl CudaExecutor {
             .collect()
     }
 
-    fn load_project_kernels(&self) -> Result<Arc<CudaModule>> {
-        let known = embedded::kernel_names();
+    /// Loads the kernels of one of the project's own sources.
+    pub(super) fn load_kernels_of(&self, file: &str) -> Result<Arc<CudaModule>> {
+        self.load_project_kernels(|name| name == file)
+    }
+
+    /// Loads the kernels of those of the project's own sources that `wanted` says.
+    fn load_project_kernels(&self, wanted: impl Fn(&str) -> bool) -> Result<Arc<CudaModule>> {
+        let sources = || SOURCES.iter().filter(|(name, _)| wanted(name));
+        let known: Vec<String> = sources().flat_map(|(_, text)| kernel_names(text)).collect();
         let context = self.context();
         let load = |images: &[(String, Vec<u8>)]| CudaModule::load(context, "embedded", images, &known, true);
         let compile = || {
-            let sources: Vec<Source> =
-                SOURCES.iter().map(|(name, text)| Source::text(*name, *text)).collect();
+            let sources: Vec<Source> = sources().map(|(name, text)| Source::text(*name, *text)).collect();
             load(&self.compile(&sources)?)
         };
         if FATBINS.is_empty() {
             return compile();
         }
-        let images: Vec<(String, Vec<u8>)> =
-            FATBINS.iter().map(|(name, image)| (format!("{name} (fatbin)"), image.to_vec())).collect();
+        let images: Vec<(String, Vec<u8>)> = FATBINS
+            .iter()
+            .filter(|(name, _)| wanted(name))
+            .map(|(name, image)| (format!("{name} (fatbin)"), image.to_vec()))
+            .collect();
         load(&images).or_else(|error| {
             // The image was built for other GPUs, or by an nvcc newer than the driver.
             tracing::warn!("{error}; compiling the kernels for this device instead");
@@ -223,7 +253,7 @@ impl Executor for CudaExecutor {
         if let Some(module) = &*embedded {
             return Ok(module.clone());
         }
-        let module = self.load_project_kernels()?;
+        let module = self.load_project_kernels(|_| true)?;
         *embedded = Some(module.clone());
         Ok(module)
     }

@@ -20,6 +20,7 @@
 //! | `module`, `compile` | kernels that are loaded; compiling them |
 //! | `launch` | starting a kernel, and its end |
 //! | `copy_stream` | copies by the copy engines, and stores after them |
+//! | `page_kernel` | the kernel that copies lists of pages |
 //! | `share` | memory that another process has, or gets |
 //! | `executor` | the trait [`crate::Executor`] over all of these |
 
@@ -35,6 +36,7 @@ mod host_range;
 mod launch;
 mod ledger;
 mod module;
+mod page_kernel;
 mod peer;
 mod rdma;
 mod share;
@@ -48,4 +50,5 @@ pub(crate) use self::context::Current;
 pub(crate) use self::copy_stream::{Copy, CopyMark, CopyStream, ROWS_BELOW, STORES, Store};
 pub use self::driver::{CudaInfo, probe};
 pub use self::executor::{CudaExecutor, current_device};
+pub(crate) use self::page_kernel::{PageKernel, PiecesEntry, PiecesTable};
 pub(crate) use self::share::{HandedOver, index_of, uuid_at};
