@@ -222,7 +222,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "nixl",
-        budget: 175,
+        budget: 210,
         when: When::Default,
         lane: Lane::Main,
         needs: &[Need::Cxx, Need::Python],
