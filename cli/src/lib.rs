@@ -10,14 +10,17 @@ mod doctor;
 mod exit;
 mod find;
 mod flags;
+mod folder;
 mod inspect;
 mod log;
 mod metrics;
 mod model;
 mod nccl_check;
 mod nccl_tests;
+mod nixl_check;
 mod output;
 mod pages;
+mod plugin;
 mod probe;
 mod proxy;
 mod ranks;
@@ -62,6 +65,7 @@ fn command(completing: bool) -> Command {
         .subcommand(metrics::command())
         .subcommand(model::command())
         .subcommand(nccl_check::command(settings))
+        .subcommand(nixl_check::command())
         .subcommand(probe::command(settings))
         .subcommand(ranks::command(settings))
         .subcommand(report::command(settings))
@@ -127,6 +131,7 @@ pub fn main() -> ExitCode {
             "metrics" => metrics::run(m)?,
             "model" => model::run(m)?,
             "nccl-check" => nccl_check::run(m)?,
+            "nixl-check" => nixl_check::run(m)?,
             "proxy" => return proxy::run(m, &settings(m)?),
             "ranks" => ranks::run(m)?,
             "run" => return run::run(m),

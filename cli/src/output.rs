@@ -1,7 +1,7 @@
 //! Standard output and standard error. Their reader may be gone, as after `| head`, and a disk may be full: `println!` would panic.
 
 use std::fmt;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal as _, Write};
 
 /// Why standard output takes no more.
 #[derive(Debug)]
@@ -55,6 +55,16 @@ pub fn tell(line: fmt::Arguments<'_>) {
 /// Says a line on standard error. It stays whole beside the lines of other processes; where nobody takes it, nothing happens.
 macro_rules! errln {
     ($($text:tt)*) => { $crate::output::tell(format_args!($($text)*)) };
+}
+
+/// A bar of steps on standard error, where that is a terminal.
+pub fn bar(steps: u64) -> anyhow::Result<indicatif::ProgressBar> {
+    let bar = match io::stderr().is_terminal() {
+        true => indicatif::ProgressBar::new(steps),
+        false => indicatif::ProgressBar::hidden(),
+    };
+    bar.set_style(indicatif::ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} {msg}")?);
+    Ok(bar)
 }
 
 pub(crate) use {errln, out, outln};

@@ -211,24 +211,6 @@ class Served:
     def sleep(self, seconds):
         time.sleep(seconds)
 
-    def rate(self, operation, shapes, there, peer, seconds):
-        """Median seconds of each shape (count, bytes), scattered over all of the memory."""
-        size, medians = self.memory.size, []
-        for count, length in shapes:
-            step = max(length, size // count)
-            here = [(self.address() + i * step, length) for i in range(count)]
-            handle = self.prepare(operation, here, [(there + i * step, length) for i in range(count)], peer)
-            times, end = [], time.monotonic() + seconds
-            while time.monotonic() < end and len(times) < 300:
-                begin = time.perf_counter()
-                if self.wait(handle) != "DONE":
-                    raise RuntimeError(f"{count} x {length} failed")
-                times.append(time.perf_counter() - begin)
-            self.agent.release_xfer_handle(handle)
-            times = sorted(times[2:] or times)
-            medians.append(times[len(times) // 2])
-        return medians
-
 
 def _serve(pipe, name, backend, parameters, size, seed, quiet):
     # The parent's end is another process's: this one ends with it.

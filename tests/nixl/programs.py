@@ -139,6 +139,8 @@ def registered_again_under_traffic(backend, parameters, _):
     """A registration that ends under traffic ends the transfers into it; nothing lands afterwards, and a new one serves."""
     size = 8 << 20
     first, second = pair(backend, parameters, size)
+    # To connect may take longer than the sleep below.
+    expect("outcome", first.call("transfer", "WRITE", [(0, size)], [(second.address, size)], "second"), "DONE")
     for _ in range(5):
         first.ask("traffic", "WRITE", second.address, "second", HANG)
         time.sleep(0.3)

@@ -1,14 +1,17 @@
 """Runs programs over NIXL with a backend, in an environment that has NIXL's wheel.
 
-run.py --plugin libplugin_PUSHGATE.so [--backend PUSHGATE] [--only NAME] [--way NAME] [--seconds 10] [--bench]"""
+run.py --plugin libplugin_PUSHGATE.so [--backend PUSHGATE] [--only NAME] [--way NAME] [--seconds 10]"""
 
 import argparse
-import json
 import os
 import pathlib
 import sys
 import tempfile
 import time
+
+# The package is not installed here, and this file of it needs no other one.
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "python/src/pushgate"))
+import _nixl
 
 # How bytes go between two agents of this host.
 WAYS = {
@@ -25,7 +28,6 @@ ENVIRONMENTS = {
     "played gpu, tcp": {"NIXL_TEST_MEMORY": "VRAM", "_PUSHGATE_NIXL_GPU": "cpu"},
     "gpu": {"NIXL_TEST_MEMORY": "VRAM"},
 }
-SHAPES = [(1, 8), (1, 65536), (1, 1 << 20), (1, 64 << 20), (1024, 32768), (2048, 16384)]
 
 
 def main():
@@ -35,22 +37,11 @@ def main():
     parser.add_argument("--only", help="one program")
     parser.add_argument("--way", choices=WAYS, help="one way; all ways otherwise")
     parser.add_argument("--seconds", type=float, default=10, help="of random lists, for each way")
-    parser.add_argument("--bench", action="store_true", help="measures in place of testing, by turns with UCX")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        import nixl_cu13
-
-        libraries = pathlib.Path(nixl_cu13.__file__).parent.parent / "nixl_cu13.libs"
-        plugins = pathlib.Path(folder) / "nixl"
-        plugins.mkdir()
-        # The wheel's plugins look for their libraries in the folder above their own.
-        for library in libraries.iterdir():
-            if library.name != "nixl":
-                (pathlib.Path(folder) / library.name).symlink_to(library)
-        for library in [*(libraries / "nixl").glob("*.so"), options.plugin.resolve()]:
-            (plugins / library.name).symlink_to(library)
+        plugins = _nixl.make_folder(_nixl.newest_wheel()[0], options.plugin.resolve(), folder)
         os.environ.update(NIXL_PLUGIN_DIR=str(plugins), NIXL_LOG_LEVEL=os.environ.get("NIXL_LOG_LEVEL", "ERROR"))
-        return bench() if options.bench else test(options)
+        return test(options)
 
 
 def test(options):
@@ -76,31 +67,6 @@ def test(options):
                 del os.environ[name]
             print(f"{program.__name__}, {way}: {outcome} ({time.monotonic() - begin:.1f} s)", flush=True)
     return failed
-
-
-def bench():
-    import programs
-
-    rows = []
-    for turn in range(3):
-        for label, backend, parameters, tls in [("pushgate", "PUSHGATE", {}, None), ("ucx", "UCX", {}, None),
-                                                ("pushgate tcp", "PUSHGATE", WAYS["tcp"], None), ("ucx tcp", "UCX", {}, "tcp")]:
-            os.environ.pop("UCX_TLS", None)
-            if tls:
-                os.environ["UCX_TLS"] = tls
-            first, second = programs.pair(backend, parameters, 64 << 20)
-            for operation in ["WRITE", "READ"]:
-                medians = first.call("rate", operation, SHAPES, second.address, "second", 0.7)
-                rows += [(label, operation, shape, turn, median) for shape, median in zip(SHAPES, medians)]
-            programs.ended(first, second)
-    for operation in ["WRITE", "READ"]:
-        for count, length in SHAPES:
-            line = {}
-            for label in ["pushgate", "ucx", "pushgate tcp", "ucx tcp"]:
-                all = sorted(m for l, o, s, _, m in rows if (l, o, s) == (label, operation, (count, length)))
-                line[label] = {"us": round(all[1] * 1e6, 1), "GB/s": round(count * length / all[1] / 1e9, 2)}
-            print(json.dumps({"operation": operation, "shape": f"{count} x {length}", **line}), flush=True)
-    return 0
 
 
 if __name__ == "__main__":

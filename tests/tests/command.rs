@@ -723,6 +723,7 @@ fn the_manual_has_a_page_for_every_subcommand() {
         "pushgate-chaos",
         "pushgate-doctor",
         "pushgate-nccl-check",
+        "pushgate-nixl-check",
         "pushgate-run",
     ] {
         let page =

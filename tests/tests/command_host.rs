@@ -335,6 +335,40 @@ fn nccl_check_says_at_once_all_that_is_missing_and_what_to_install() {
 }
 
 #[test]
+fn nixl_check_says_at_once_all_that_is_missing_and_what_to_install() {
+    let folder = Folder::new();
+    // A Python without this host's packages.
+    let python = folder.file("python");
+    std::fs::write(&python, "#!/bin/sh\nunset PYTHONPATH\nexec python3 -S \"$@\"\n").unwrap();
+    std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let python = python.as_str();
+    let check = |python: &str| run(&["nixl-check", "--plugin", "/nonexistent/p.so", "--python", python]);
+    let ended = check(python);
+    assert_eq!((ended.code, &*ended.stdout), (Some(2), ""), "{}", ended.stderr);
+    let lines: Vec<_> = ended.stderr.lines().collect();
+    assert_eq!(lines[0], "pushgate: nixl-check needs what this host lacks:");
+    assert_eq!(
+        lines[1],
+        format!(
+            "  NIXL (this Python has no wheel of NIXL with backends (looked for nixl-cu13, nixl-cu12, nixl): pip install nixl-cu13), \
+             or name another Python with --python than {python}"
+        )
+    );
+    let plugin = "  the plugin (no file /nonexistent/p.so): build it with `cargo build --release -p pushgate-nixl-plugin`";
+    assert_eq!(lines[2..], [plugin]);
+    let ended = check("/nonexistent/python");
+    assert_eq!(ended.code, Some(2));
+    let none = "  a Python (/nonexistent/python: No such file or directory (os error 2)): name one that has NIXL with --python";
+    assert_eq!(ended.stderr.lines().nth(1), Some(none));
+    // Wrong arguments come first, and nothing is left behind.
+    refused(
+        &["nixl-check", "--turns", "0", "--python", python],
+        2,
+        "invalid turns `0` (from --turns): expected 1 to 1000",
+    );
+}
+
+#[test]
 fn a_setting_without_effect_is_a_warning() {
     let cores = rustix::thread::sched_getaffinity(None).unwrap();
     assert!(!cores.is_set(999), "this machine has a core 999");

@@ -222,11 +222,11 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "nixl",
-        budget: 130,
+        budget: 210,
         when: When::Default,
         lane: Lane::Main,
         needs: &[Need::Cxx, Need::Python],
-        about: "programs over NIXL's own wheel with the plugin as its backend (tests/nixl); fetches the wheel once",
+        about: "programs over NIXL's own wheel with the plugin as its backend (tests/nixl), `pushgate nixl-check`, the example; fetches the wheel once",
         run: nixl,
     },
     Step {
@@ -492,8 +492,13 @@ fn nixl(bench: &mut Bench) -> Result<Outcome> {
     let venv = Venv::new(&bench.paths, "nixl-venv", NIXL_WHEELS, "NIXL's wheel");
     venv.make(&bench.paths, bench.guard)?;
     let mut run = process::command(venv.program("python"), &bench.paths.root.join("tests/nixl"));
-    run.arg("run.py").arg("--plugin").arg(plugin).args(["--seconds", if bench.full { "20" } else { "5" }]);
-    passed(process::run(run, bench.guard))
+    run.arg("run.py").arg("--plugin").arg(&plugin).args(["--seconds", if bench.full { "20" } else { "5" }]);
+    process::run(run, bench.guard)?;
+    bench.cargo(&["build", "--release", "--package", "pushgate-cli"])?;
+    let mut check = process::command(venv.program("python"), &bench.paths.root.join("tests/nixl"));
+    check.arg("check.py").arg("--plugin").arg(plugin);
+    check.arg("--command").arg(bench.paths.target.join("release/pushgate"));
+    passed(process::run(check, bench.guard))
 }
 
 fn kernels(bench: &mut Bench) -> Result<Outcome> {

@@ -8,9 +8,14 @@ use pushgate_doctor::read::{nccl_library, nccl_library_at};
 use pushgate_doctor::readings::Read;
 
 use crate::exit::Input;
+use crate::plugin::Plugin;
 
-/// The plugin's file.
-pub const PLUGIN: &str = "libnccl-net-pushgate.so";
+/// The plugin.
+const PLUGIN: Plugin = Plugin {
+    file: "libnccl-net-pushgate.so",
+    below: ["", "pushgate"],
+    build: "`cargo xtask plugin`, which prints its path",
+};
 
 /// What the check needs, as found on this host.
 #[derive(Debug)]
@@ -30,7 +35,7 @@ pub fn find(nccl: Option<&Path>, plugin: Option<&Path>) -> Result<Found> {
         format!("a GPU ({reason}): install NVIDIA's driver for CUDA 12.0 or later (`nvidia-smi` then shows the GPU)")
     });
     let nccl = nccl_at(nccl);
-    let plugin = plugin_at(plugin, std::env::current_exe().ok().as_deref());
+    let plugin = PLUGIN.find(plugin, std::env::current_exe().ok().as_deref());
     match (gpu, nccl, plugin) {
         (Ok(gpu), Ok((nccl, nccl_version)), Ok(plugin)) => {
             Ok(Found { gpus: gpu.devices, driver: gpu.driver, nccl, nccl_version, plugin })
@@ -76,63 +81,9 @@ fn loaded(name: &str) -> PathBuf {
     }
 }
 
-/// The file that was named; else beside this program, as `cargo` puts both, or in `lib` beside its folder, as packages do.
-fn plugin_at(named: Option<&Path>, program: Option<&Path>) -> Result<PathBuf, String> {
-    if let Some(path) = named {
-        return match std::path::absolute(path) {
-            Ok(path) if path.is_file() => Ok(path),
-            _ => Err(format!(
-                "the plugin (no file {}): build it with `cargo xtask plugin`, which prints its path",
-                path.display()
-            )),
-        };
-    }
-    let folder = program.and_then(Path::parent);
-    let installed = folder.and_then(Path::parent).map(|prefix| prefix.join("lib"));
-    let mut places: Vec<PathBuf> = folder.map(|folder| folder.join(PLUGIN)).into_iter().collect();
-    if let Some(lib) = installed {
-        places.extend([lib.join(PLUGIN), lib.join("pushgate").join(PLUGIN)]);
-        places.push(lib.join(format!("{}-linux-gnu", std::env::consts::ARCH)).join(PLUGIN));
-    }
-    let found = places.iter().find(|path| path.is_file()).cloned();
-    found.ok_or_else(|| {
-        let beside = folder.map_or_else(|| "this program".into(), |folder| folder.display().to_string());
-        format!(
-            "the plugin (no {PLUGIN} in {beside}): build it with `cargo xtask plugin`, which prints its path, and name the \
-             file with --plugin"
-        )
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_plugin_is_looked_for_beside_the_program_and_where_packages_put_it() {
-        let root = std::env::temp_dir().join(format!("pushgate-find-{}", std::process::id()));
-        let program = root.join("bin/pushgate");
-        let beside = root.join("bin").join(PLUGIN);
-        let packaged = root.join("lib").join(format!("{}-linux-gnu", std::env::consts::ARCH)).join(PLUGIN);
-        for file in [&beside, &packaged] {
-            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
-            std::fs::write(file, "").unwrap();
-        }
-        assert_eq!(plugin_at(None, Some(&program)), Ok(beside.clone()));
-        std::fs::remove_file(&beside).unwrap();
-        assert_eq!(plugin_at(None, Some(&program)), Ok(packaged.clone()));
-        // One that is named is taken, or missed, whatever lies elsewhere.
-        assert_eq!(plugin_at(Some(&packaged), None), Ok(packaged.clone()));
-        let gone = plugin_at(Some(&beside), Some(&program)).unwrap_err();
-        assert!(
-            gone.contains("cargo xtask plugin") && gone.contains(&beside.display().to_string()),
-            "{gone}"
-        );
-        std::fs::remove_file(&packaged).unwrap();
-        let none = plugin_at(None, Some(&program)).unwrap_err();
-        assert!(none.contains("--plugin") && none.contains("cargo xtask plugin"), "{none}");
-        std::fs::remove_dir_all(&root).unwrap();
-    }
 
     #[test]
     fn an_nccl_that_is_not_there_or_no_library_is_named() {

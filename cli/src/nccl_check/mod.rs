@@ -16,7 +16,7 @@ mod turns;
 mod warnings;
 
 use std::fs::File;
-use std::io::{IsTerminal as _, Write as _};
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -33,10 +33,11 @@ use self::find::Found;
 use self::rank::Task;
 use self::table::Row;
 use self::transport::{Transport, Way};
-use self::turns::{Folder, Plan, Turn};
+use self::turns::{Plan, Turn};
 use self::warnings::Situation;
+use crate::folder::Folder;
 use crate::nccl_tests;
-use crate::output::{errln, out};
+use crate::output::{self, errln, out};
 use crate::signals;
 
 /// Smallest size, largest size and factor.
@@ -252,11 +253,7 @@ impl Run {
     /// All turns, and why transports failed. A transport that failed is not run again.
     fn turns(&self, plan: &Plan, folder: &Folder) -> Result<(Turns, Vec<String>)> {
         let mut ways: Vec<Way> = self.transports.iter().flat_map(|t| t.ways()).collect();
-        let bar = match std::io::stderr().is_terminal() {
-            true => indicatif::ProgressBar::new(ways.len() as u64 * u64::from(self.options.rounds)),
-            false => indicatif::ProgressBar::hidden(),
-        };
-        bar.set_style(indicatif::ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} {msg}")?);
+        let bar = output::bar(ways.len() as u64 * u64::from(self.options.rounds))?;
         let (mut turns, mut failed) = (Turns::new(), Vec::new());
         for round in 1..=self.options.rounds {
             for way in ways.clone() {
@@ -326,7 +323,7 @@ pub fn run(m: &ArgMatches) -> Result<()> {
             .with_context(|| format!("{} can't be written", file.display()))
     });
     let svg = svg.transpose()?;
-    let folder = Folder::new(path("logs").map(PathBuf::as_path))?;
+    let folder = Folder::new(path("logs").map(PathBuf::as_path), "nccl-check")?;
     signals::catch(None);
 
     let (csv, json) = (m.get_flag("csv"), m.get_flag("json"));

@@ -30,38 +30,6 @@ const LAST_WORDS: Duration = Duration::from_secs(10);
 /// Of a rank's own log, bytes at most: a log at INFO has some hundred kilobytes.
 const LONGEST: u64 = 16 << 20;
 
-/// A folder of this user alone, in which ranks meet and NCCL's logs lie.
-pub struct Folder {
-    path: PathBuf,
-    /// Whether the folder is removed on drop.
-    temporary: bool,
-}
-
-impl Folder {
-    /// Makes the folder that was named, which is kept, or a temporary one.
-    pub fn new(named: Option<&Path>) -> Result<Self> {
-        let path = match named {
-            Some(path) => std::path::absolute(path)?,
-            None => std::env::temp_dir().join(format!("pushgate-nccl-check-{}", std::process::id())),
-        };
-        let made = DirBuilder::new().mode(0o700).create(&path);
-        made.with_context(|| format!("making the folder {}", path.display()))?;
-        Ok(Self { path, temporary: named.is_none() })
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        if self.temporary {
-            let _ = fs::remove_dir_all(&self.path);
-        }
-    }
-}
-
 /// What is the same in all turns.
 pub struct Plan {
     /// The program that becomes a rank, with its arguments.
@@ -431,21 +399,5 @@ mod tests {
         let why = turn.unwrap_err();
         assert!(why.starts_with("rank 0 (pid ") && why.ends_with(") ended with 7 at its start"), "{why}");
         all_gone(&folder);
-    }
-
-    #[test]
-    fn a_temporary_folder_is_removed_and_one_that_was_named_is_kept() {
-        let named = std::env::temp_dir().join(format!("pushgate-kept-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&named);
-        drop(Folder::new(Some(&named)).unwrap());
-        assert!(named.is_dir());
-        let again = Folder::new(Some(&named)).err().unwrap();
-        assert!(again.to_string().contains(&named.display().to_string()), "{again}");
-        fs::remove_dir(&named).unwrap();
-        let temporary = Folder::new(None).unwrap();
-        let path = temporary.path().to_owned();
-        fs::write(path.join("file"), "").unwrap();
-        drop(temporary);
-        assert!(!path.exists());
     }
 }

@@ -45,7 +45,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         print(_PATHS[options.what]())
         return 0
     if options.task == "nixl":
-        folder, chosen = _nixl.make_folder(options.folder)
+        wheel, chosen = _nixl.newest_wheel()
+        folder = _nixl.make_folder(wheel, _files.nixl_plugin(), options.folder)
         if chosen:
             print(f"python -m pushgate nixl: {chosen}", file=sys.stderr)
         print(f"export NIXL_PLUGIN_DIR={shlex.quote(str(folder))}" if options.print_env else folder)

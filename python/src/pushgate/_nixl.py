@@ -3,6 +3,8 @@
 
 NIXL looks for backends in ``NIXL_PLUGIN_DIR`` alone where that is set, so the folder has links to those of NIXL's wheel too. The loader
 looks for their libraries in the folder above, and by the path of the link: so the libraries are linked there.
+
+The command ``pushgate nixl-check`` has a copy of this file, which runs without the package: so nothing of the package is imported at its top.
 """
 
 import hashlib
@@ -12,8 +14,6 @@ import secrets
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple, Optional, Union
-
-from . import _files
 
 _WHEELS = ("nixl-cu13", "nixl-cu12", "nixl")
 
@@ -32,6 +32,11 @@ class _Wheel(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.name} {self.text} in {self.libraries.parent}"
+
+    @property
+    def module(self) -> str:
+        """What programs import."""
+        return self.name.replace("-", "_")
 
 
 def _wheels() -> list[_Wheel]:
@@ -68,16 +73,20 @@ def _link(link: Path, to: Path) -> None:
     os.replace(new, link)
 
 
-def make_folder(folder: Union[str, "os.PathLike[str]", None] = None) -> tuple[Path, Optional[str]]:
-    """Makes ``folder``, or one in the user's cache, and in it the folder ``nixl`` for ``NIXL_PLUGIN_DIR``.
-
-    Returns the latter, and a sentence where the wheel was chosen among several.
-    """
-    ours = _files.nixl_plugin()
+def newest_wheel() -> tuple[_Wheel, Optional[str]]:
+    """The newest wheel of NIXL that this Python imports, and a sentence where there are several."""
     wheels = _wheels()
     if not wheels:
         raise NixlError(f"this Python has no wheel of NIXL with backends (looked for {', '.join(_WHEELS)}): pip install nixl-cu13")
-    wheel = wheels[0]
+    others = "; ".join(map(str, wheels[1:]))
+    return wheels[0], f"took {wheels[0]}, the newest; there is also {others}" if others else None
+
+
+def make_folder(wheel: _Wheel, ours: Path, folder: Union[str, "os.PathLike[str]", None] = None) -> Path:
+    """Makes ``folder``, or one in the user's cache, and in it the folder ``nixl`` for ``NIXL_PLUGIN_DIR``; returns the latter.
+
+    ``ours`` is the backend's library.
+    """
     top = _default(wheel, ours) if folder is None else Path(folder).absolute()
     backends = top / "nixl"
     # Some backends need libraries of NIXL itself, which lie apart.
@@ -96,8 +105,7 @@ def make_folder(folder: Union[str, "os.PathLike[str]", None] = None) -> tuple[Pa
                 link.unlink(missing_ok=True)
     except OSError as error:
         raise NixlError(f"cannot make {top}: {error.strerror or error}: choose another --folder") from error
-    others = "; ".join(map(str, wheels[1:]))
-    return backends, f"took {wheel}, the newest; there is also {others}" if others else None
+    return backends
 
 
 def nixl_folder(folder: Union[str, "os.PathLike[str]", None] = None) -> Path:
@@ -105,4 +113,6 @@ def nixl_folder(folder: Union[str, "os.PathLike[str]", None] = None) -> Path:
 
     A process sets the variable before its first agent of NIXL.
     """
-    return make_folder(folder)[0]
+    from . import _files
+
+    return make_folder(newest_wheel()[0], _files.nixl_plugin(), folder)

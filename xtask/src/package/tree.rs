@@ -36,6 +36,7 @@ const FOLDERS: &[(&str, &str)] = &[
     ("examples/halo", "share/doc/pushgate/examples/halo"),
     ("examples/mpi", "share/doc/pushgate/examples/mpi"),
     ("examples/nccl-device", "share/doc/pushgate/examples/nccl-device"),
+    ("examples/nixl", "share/doc/pushgate/examples/nixl"),
     ("examples/pytorch", "share/doc/pushgate/examples/pytorch"),
 ];
 
