@@ -6,7 +6,7 @@
 //! for SMs where kernels of the program fill the GPU. [`Pace`] chooses for each list.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use std::{fmt, mem};
 
 use crate::cuda::{Copy, CopyMark, CopyStream, PageKernel, PiecesEntry, PiecesTable};
@@ -220,15 +220,15 @@ fn cut(piece: &PageCopy) -> impl Iterator<Item = PiecesEntry> + use<> {
 
 /// Which way a list takes, from what the ways cost. All figures are of an H200 with driver 580 (docs/nixl.md).
 struct Pace {
-    /// Bytes that the kernel has copied a microsecond, of late.
+    /// Microseconds that the kernel has taken for a byte, of late.
     kernel: f64,
     /// When the kernel's last list was seen complete.
     last: Option<Instant>,
 }
 
-/// Bytes a microsecond: of copy engines, and of the kernel where the program leaves SMs to it.
-const ENGINE_RATE: f64 = 53e3;
-const KERNEL_RATE: f64 = 42e3;
+/// Microseconds for a byte: of copy engines, and of the kernel where the program leaves SMs to it.
+const ENGINE: f64 = 1.0 / 53e3;
+const KERNEL: f64 = 1.0 / 42e3;
 /// Microseconds that a piece costs the CPU: within a call for many, and alone. Half of it is the driver's; the other half is what a
 /// program gets less for its time.
 const TOGETHER: f64 = 1.5;
@@ -239,12 +239,15 @@ const IN_TOGETHER: u64 = 32 << 10;
 const LAUNCH: f64 = 4.0;
 /// Lists of fewer bytes say nothing of the kernel's rate.
 const TELLING: u64 = 128 << 10;
-/// After this number of lists by the engines the kernel is tried again.
+/// What the kernel's last list counts. Once in a while a list waits for a thread that looks late; where the GPU's time is shared between
+/// processes, many lists are fast and some wait for milliseconds.
+const LAST: f64 = 1.0 / 16.0;
+/// Lists by the engines after which a third of what the kernel took too long counts still.
 const FORGETS: f64 = 300.0;
 
 impl Default for Pace {
     fn default() -> Self {
-        Pace { kernel: KERNEL_RATE, last: None }
+        Pace { kernel: KERNEL, last: None }
     }
 }
 
@@ -259,11 +262,11 @@ impl Pace {
             _ if pieces > 1 => TOGETHER,
             _ => ALONE,
         };
-        let engine = (count * each).max(all / ENGINE_RATE);
-        let kernel = LAUNCH + all / self.kernel;
+        let engine = (count * each).max(all * ENGINE);
+        let kernel = LAUNCH + all * self.kernel;
         let takes = kernel < engine;
         if !takes {
-            self.kernel += (KERNEL_RATE - self.kernel) / FORGETS;
+            self.kernel += (KERNEL - self.kernel) / FORGETS;
         }
         takes
     }
@@ -273,8 +276,8 @@ impl Pace {
         // It began when the list before it was complete.
         let began = self.last.replace(end).map_or(begin, |last| last.max(begin));
         if bytes >= TELLING {
-            let took = (end - began).max(Duration::from_micros(1)).as_secs_f64() * 1e6;
-            self.kernel += ((bytes as f64 / took).min(KERNEL_RATE) - self.kernel) / 4.0;
+            let took = (end - began).as_secs_f64() * 1e6 / bytes as f64;
+            self.kernel += (took.max(KERNEL) - self.kernel) * LAST;
         }
     }
 }
@@ -294,6 +297,7 @@ impl fmt::Debug for PageTicket {
 #[cfg(test)]
 mod tests {
     use std::ptr::NonNull;
+    use std::time::Duration;
 
     use super::*;
     use crate::cpu::CpuExecutor;
@@ -399,7 +403,7 @@ mod tests {
             for (round, (way, from, src, to, dst)) in ways.into_iter().enumerate() {
                 if let Kind::Cuda(cuda) = &mut copies.0 {
                     assert!(cuda.kernel.is_some(), "the kernel is compiled here");
-                    cuda.pace.kernel = if kernel { f64::MAX } else { 1.0 };
+                    cuda.pace.kernel = if kernel { 0.0 } else { 1.0 };
                 }
                 from.copy_from_host(&content(round)).unwrap();
                 to.copy_from_host(&content(round + 7)).unwrap();
@@ -425,7 +429,7 @@ mod tests {
         }
         // Each launch takes a millisecond: 2 GB/s.
         let mut now = Instant::now();
-        for _ in 0..20 {
+        for _ in 0..100 {
             let end = now + Duration::from_millis(1);
             pace.note(now, end, chunk);
             now = end;
@@ -434,6 +438,20 @@ mod tests {
         assert!(pace.takes_kernel(PageWay::In, 512, chunk), "engines take longer for these");
         let tried = (0..1000).position(|_| pace.takes_kernel(PageWay::Out, 64, chunk));
         assert!(tried.is_some_and(|n| n > 50), "{tried:?}");
+        // One list that a late look makes long does not count for much; where every eighth one waits, the engines are faster.
+        let (mut pace, at) = (Pace::default(), |us| now + Duration::from_micros(us));
+        pace.note(at(0), at(300), chunk);
+        assert!(pace.takes_kernel(PageWay::Out, 64, chunk));
+        let (mut us, mut taken) = (300, 0);
+        for i in 0..400 {
+            let took = if i % 8 == 0 { 2000 } else { 50 };
+            if pace.takes_kernel(PageWay::Out, 64, chunk) {
+                pace.note(at(us), at(us + took), chunk);
+                taken += 1;
+            }
+            us += took;
+        }
+        assert!(taken < 100, "{taken}");
         // A short list says nothing.
         let before = pace.kernel;
         pace.note(now, now + Duration::from_secs(1), 8);

@@ -53,7 +53,7 @@ pub fn command() -> Command {
                 .default_value("PUSHGATE,UCX"),
         )
         .arg(arg("memory", "KIND", "Whose memory: the host's, or of a GPU for each process").value_parser(["host", "gpu"]).default_value("host"))
-        .arg(arg("gpus", "A,B", "The GPU that each process sees [default: the first two; one alone is shared]"))
+        .arg(arg("gpus", "A,B", "The GPU that each process sees [default: the first two, or the only one for both]"))
         .arg(arg("turns", "N", "Turns of each backend, each with processes of its own; the median counts").default_value("3"))
         .arg(arg("seconds", "SECONDS", "Time of a row in a turn").default_value("0.5"))
         .arg(arg("set", "KEY=VALUE", "A parameter of the first backend, as in qp=tcp or direct=false").action(ArgAction::Append))
