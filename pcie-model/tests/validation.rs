@@ -46,8 +46,8 @@ impl Row {
     }
 }
 
-const OWN: &str = "this project, H200";
-const TWO: &str = "this project, 2 x H200";
+const OWN: &str = "H200";
+const TWO: &str = "2 x H200";
 const KERNEL_MODULES: &str = "open-gpu-kernel-modules";
 
 fn gen5() -> Link {
