@@ -85,15 +85,22 @@ struct Cuda {
 }
 
 impl PageCopies {
-    /// Makes the queues of a device. A GPU for which no kernel can be compiled copies by its copy engines alone.
-    pub fn new(executor: &Arc<dyn Executor>) -> Result<PageCopies> {
+    /// Makes the queues of a device. A GPU for which no kernel can be compiled copies by its copy engines alone. `own_context`: these are
+    /// driven in a context of their own, if the GPU has the memory for one (523 MiB on H200), and not in the program's, in which calls of
+    /// the driver wait for each other.
+    pub fn new(executor: &Arc<dyn Executor>, own_context: bool) -> Result<PageCopies> {
         let Some(cuda) = executor.as_cuda() else { return Ok(PageCopies(Kind::Cpu)) };
         let kernel = PageKernel::new(cuda)
             .inspect_err(|e| tracing::warn!("no kernel copies pages, so that small ones are slow: {e}"))
             .ok();
+        let own = own_context.then(|| cuda.beside()).transpose().unwrap_or_else(|e| {
+            tracing::warn!("copies share the program's CUDA context: {e}");
+            None
+        });
+        let context = own.unwrap_or_else(|| cuda.context().clone());
         Ok(PageCopies(Kind::Cuda(Box::new(Cuda {
             executor: executor.clone(),
-            engines: CopyStream::new(&cuda.beside()?)?,
+            engines: CopyStream::new(&context)?,
             engine_marks: Vec::new(),
             kernel,
             kernel_marks: Vec::new(),
@@ -392,7 +399,6 @@ mod tests {
         let [device, other] = [0, 1].map(|_| executor.alloc(BYTES).unwrap());
         assert!(cuda.holds(device.addr(), BYTES as u64) && !cuda.holds(host.addr(), BYTES as u64));
         assert!(!cuda.holds(device.addr(), 1 << 50));
-        let mut copies = PageCopies::new(&executor).unwrap();
         let ways = [
             (PageWay::Out, &device, device.addr(), &host, seen.device_addr()),
             (PageWay::In, &host, seen.device_addr(), &device, device.addr()),
@@ -400,6 +406,7 @@ mod tests {
             (PageWay::Any, &device, device.addr(), &host, seen.device_addr()),
         ];
         for kernel in [true, false] {
+            let mut copies = PageCopies::new(&executor, kernel).unwrap();
             for (round, (way, from, src, to, dst)) in ways.into_iter().enumerate() {
                 if let Kind::Cuda(cuda) = &mut copies.0 {
                     assert!(cuda.kernel.is_some(), "the kernel is compiled here");

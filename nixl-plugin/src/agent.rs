@@ -45,11 +45,11 @@ pub struct Agent {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// Each parameter of the backend that is no setting: name, default, what it says.
-pub const PARAMETERS: [(&str, &str); 1] = [("direct", "true")];
+/// Each parameter of the backend that is no setting: name and default.
+pub const PARAMETERS: [(&str, &str); 2] = [("direct", "true"), ("gpu_context", "own")];
 
 impl Agent {
-    /// Makes an agent. Parameters are `direct` and every setting of pushgate.
+    /// Makes an agent. Parameters are [`PARAMETERS`] and every setting of pushgate.
     pub fn open(
         name: &str,
         parameters: &[(String, String)],
@@ -59,12 +59,19 @@ impl Agent {
             return Err(format!("an agent's name has 1 to {LONGEST_NAME} bytes, not {}", name.len()));
         }
         let mut settings = Settings::load().map_err(|e| e.to_string())?;
-        let mut direct = true;
+        let (mut direct, mut own_context) = (true, true);
         for (key, value) in parameters {
             match key.as_str() {
                 "direct" => {
                     let allowed = || format!("invalid direct `{value}`: expected true or false");
                     direct = value.parse().map_err(|_| allowed())?;
+                }
+                "gpu_context" => {
+                    own_context = match value.as_str() {
+                        "own" => true,
+                        "program" => false,
+                        _ => return Err(format!("invalid gpu_context `{value}`: expected own or program")),
+                    };
                 }
                 _ => settings.set(key, value).map_err(|e| e.to_string())?,
             }
@@ -80,7 +87,7 @@ impl Agent {
         let (_, instance) = Secret::random::<16>().map_err(|e| format!("a random number: {e}"))?;
         let instance: String = instance.iter().map(|byte| format!("{byte:02x}")).collect();
         let (door, connection) = greet::open(&context, &instance)?;
-        let gpus = Gpus::new(offer);
+        let gpus = Gpus::new(offer, own_context);
         let core = Arc::new(Core::new(name, instance, direct, windows, context, (connection, gpus)));
         let mut agent =
             Agent { core, bell: EventFd::new().map_err(|e| format!("eventfd: {e}"))?, threads: Vec::new() };

@@ -37,6 +37,7 @@ impl Offer {
 /// The GPUs of an agent, each opened when memory of it is first registered.
 pub struct Gpus {
     offer: Offer,
+    own_context: bool,
     open: HashMap<u32, Gpu>,
 }
 
@@ -103,9 +104,9 @@ impl Windows {
 }
 
 impl Gpus {
-    /// No GPU is open yet.
-    pub fn new(offer: Offer) -> Gpus {
-        Gpus { offer, open: HashMap::new() }
+    /// No GPU is open yet. `own_context`: copy engines have a CUDA context of their own.
+    pub fn new(offer: Offer, own_context: bool) -> Gpus {
+        Gpus { offer, own_context, open: HashMap::new() }
     }
 
     /// Opens a GPU, and checks that memory which is to be registered is the GPU's.
@@ -133,7 +134,7 @@ impl Gpus {
             Offer::Cuda => Arc::new(CudaExecutor::new(device).map_err(|e| e.to_string())?),
             Offer::Played => Arc::new(CpuExecutor::new()),
         };
-        let copies = PageCopies::new(&executor).map_err(|e| e.to_string())?;
+        let copies = PageCopies::new(&executor, self.own_context).map_err(|e| e.to_string())?;
         Ok(Gpu { copies, executor })
     }
 
