@@ -36,8 +36,8 @@ pub fn to_device() {
     std::sync::atomic::fence(std::sync::atomic::Ordering::Release);
 }
 
-/// Between a store and a load of another word, of which a device or a thread does the same in the other order. A
-/// sequentially consistent fence.
+/// Between a store and a load of another word, where a device or a thread stores that word and then loads ours: at least one
+/// sees the other's store. A sequentially consistent fence.
 #[inline(always)]
 pub fn total() {
     #[cfg(target_arch = "aarch64")]
