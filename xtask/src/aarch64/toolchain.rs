@@ -70,7 +70,7 @@ impl Toolchain {
         let [cc, cxx] = ["cc", "c++"].map(|name| self.compilers().join(name));
         command.env("RUSTC", self.folder.join("rustc"));
         command.env("CC_aarch64_unknown_linux_gnu", &cc).env("CXX_aarch64_unknown_linux_gnu", &cxx);
-        command.env("AR_aarch64_unknown_linux_gnu", self.folder.join("cross/usr/bin/aarch64-linux-gnu-ar"));
+        command.env("AR_aarch64_unknown_linux_gnu", self.folder.join("ar"));
         command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", cc);
         command.env("_PUSHGATE_NIXL_CXX", cxx);
         command.arg("--target").arg(TARGET).arg("--target-dir").arg(self.folder.join("build"));
@@ -144,10 +144,12 @@ impl Toolchain {
         // A program names its loader and libraries by where they lie, so that it starts as any other.
         let root = cross.join("usr/aarch64-linux-gnu/lib");
         let (own, cross, root) = (own.display(), cross.display(), root.display());
+        let tool = format!("LD_LIBRARY_PATH={own} exec {cross}/usr/bin/aarch64-linux-gnu");
+        script(&self.folder.join("ar"), &format!("{tool}-ar \"$@\""))?;
         fs::create_dir_all(self.compilers())?;
         for (name, program) in [("cc", "gcc"), ("gcc", "gcc"), ("c++", "g++"), ("g++", "g++")] {
             let text = format!(
-                "LD_LIBRARY_PATH={own} exec {cross}/usr/bin/aarch64-linux-gnu-{program} --sysroot={cross} \"$@\" \
+                "{tool}-{program} --sysroot={cross} \"$@\" \
                  -Wl,--dynamic-linker={root}/ld-linux-aarch64.so.1 -Wl,-rpath={root}"
             );
             script(&self.compilers().join(name), &text)?;
