@@ -97,6 +97,10 @@ const SKIPPED: &[(&str, &[&str])] = &[
         ],
     ),
     // Minutes.
+    (
+        "pushgate",
+        &["mesh::tcp::tests::p6_frames_come_once_and_in_order_though_connections_break_again_and_again"],
+    ),
     ("nccl", &["a_rank_that_polls_on_one_core_", "a_thousand_connections_"]),
     // Pages that a fork wipes.
     ("nccl", &["p8_a_child_of_fork_"]),
