@@ -69,6 +69,8 @@ impl Toolchain {
     pub fn cargo(&self, command: &mut Command) {
         let [cc, cxx] = ["cc", "c++"].map(|name| self.compilers().join(name));
         command.env("RUSTC", self.folder.join("rustc"));
+        // Saves a quarter of the time.
+        command.env("CARGO_PROFILE_RELEASE_DEBUG", "0");
         command.env("CC_aarch64_unknown_linux_gnu", &cc).env("CXX_aarch64_unknown_linux_gnu", &cxx);
         command.env("AR_aarch64_unknown_linux_gnu", self.folder.join("ar"));
         command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", cc);
