@@ -105,6 +105,7 @@ const SKIPPED: &[(&str, &[&str])] = &[
     // Pages that a fork wipes.
     ("nccl", &["p8_a_child_of_fork_"]),
     // Another user.
+    ("pushgate", &["_of_another_user_", "_another_user_has_taken_"]),
     ("pushgate_gpu_kernels", &["_of_another_user_", "_another_user_has_taken_"]),
     ("nccl_net_pushgate", &["handshake::tests::p7_p8_strangers_of_another_user_"]),
     // Pages that are populated.
