@@ -9,7 +9,7 @@ use pushgate_driver_shim::abi;
 use pushgate_driver_shim::placed::Placed;
 use pushgate_driver_shim::provider::FileWindow;
 use pushgate_driver_shim::window::Piece;
-use pushgate_gpu_kernels::{Access, DeviceBuffer, Registration};
+use pushgate_gpu_kernels::{DeviceBuffer, Registration};
 
 use crate::context::Context;
 use crate::error::{Error, Result};
@@ -27,7 +27,7 @@ pub struct AttachedQueuePair {
     // Fields drop in this order: the memory is unregistered before it is unmapped.
     descriptor: abi::pushgate_qp,
     relay: Option<Relay>,
-    _registrations: Vec<Registration>,
+    _registration: Registration,
     _state: DeviceBuffer,
     control: Piece,
     rank: u32,
@@ -67,10 +67,8 @@ impl AttachedQueuePair {
             let allowed = "one that no device has used: make the proxy's queue pair anew";
             return Err(Error::config("window", window, allowed));
         }
-        let Placed { geometry: g, control, work, payload } = placed;
-        let register = |piece: &Piece| context.register(piece, Access::ReadWrite);
-        let registrations = vec![register(&payload)?, register(&work)?, register(&control)?];
-        let [window, work_at, control_at] = [0, 1, 2].map(|i: usize| registrations[i].device_addr());
+        let (registration, [window, work_at, control_at]) = context.register_placed(&placed)?;
+        let Placed { geometry: g, control, .. } = placed;
         let state = context.alloc(size_of::<abi::pushgate_qp_state>())?;
         let cpu = context.device() == "cpu";
         let (relay, bell, doorbell, doorbell_arg) = match bell {
@@ -101,7 +99,7 @@ impl AttachedQueuePair {
         Ok(AttachedQueuePair {
             descriptor,
             relay,
-            _registrations: registrations,
+            _registration: registration,
             _state: state,
             control,
             rank: g.rank,

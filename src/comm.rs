@@ -75,7 +75,7 @@ fn fail(proxy: &dyn Proxy, members: Vec<(QpId, Member)>, status: Status) {
         if proxy.fail(Some(qp), status).is_err()
             && let Some(control) = member.control.upgrade()
         {
-            tell(&control.words(abi::PUSHGATE_CTL_STATUS as usize, 1)[0], status);
+            tell(&control, status);
         }
     }
 }

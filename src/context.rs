@@ -10,6 +10,7 @@ use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::fork::Owner;
 use pushgate_driver_shim::interrupt;
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
+use pushgate_driver_shim::placed::Placed;
 use pushgate_driver_shim::window::Window;
 use pushgate_engine::counters::Counters;
 use pushgate_engine::idle::{Step, Wake};
@@ -427,6 +428,15 @@ impl Context {
     /// Registers memory of this process with the device.
     pub(crate) fn register(&self, memory: &dyn Window, access: Access) -> Result<Registration> {
         Ok(self.inner.executor.register(memory.as_ptr(), memory.len(), access, memory.io_memory())?)
+    }
+
+    /// Registers the parts of a window with the device, all at once: where pages are larger than the ABI's, parts share pages,
+    /// and a driver registers a page once. Returns the device addresses of payload, work and control.
+    pub(crate) fn register_placed(&self, placed: &Placed) -> Result<(Registration, [u64; 3])> {
+        let registration = self.register(&placed.whole(), Access::ReadWrite)?;
+        let whole = registration.device_addr();
+        let at = [&placed.payload, &placed.work, &placed.control];
+        Ok((registration, at.map(|part| whole + (part.begin() - placed.control.begin()) as u64)))
     }
 
     /// Registers another process's memory with the device for reading.

@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::fork::OwnedHere;
+use pushgate_driver_shim::order;
 use pushgate_engine::idle::{Idle, Step, Wake};
 
 use crate::context::Context;
@@ -86,10 +87,11 @@ fn watch(memory: &Shared, bell: &OwnedFd, stop: &AtomicBool, counts: &Counts) {
     let mut last = start;
     while !stop.load(Ordering::Relaxed) {
         let now = Instant::now();
-        // BELL: the doorbell is taken before anyone looks for what it announces. The Acquire orders
+        // BELL: the doorbell is taken before anyone looks for what it announces. The fence orders
         // the two; the eventfd's system call and the interrupt carry that order on to the proxy.
         // The swap takes the doorbell, so a doorbell rung after the swap is seen by the next look.
-        if word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::Acquire) != 0 {
+        if word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::Relaxed) != 0 {
+            order::from_device();
             // EAGAIN means that the counter is full, so the eventfd is rung already; nothing else
             // can fail.
             let _ = rustix::io::retry_on_intr(|| rustix::io::write(bell, &1u64.to_ne_bytes()));

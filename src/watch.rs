@@ -3,13 +3,15 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
 use pushgate_core::session::Status;
+use pushgate_driver_shim::abi;
 use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::fork::OwnedHere;
 use pushgate_driver_shim::interrupt::interrupt_by;
+use pushgate_driver_shim::window::{Piece, Window};
 use pushgate_service::remote::RemoteEngine;
 
 use crate::error::{Error, Result};
@@ -52,6 +54,13 @@ impl Drop for Watch {
 
 /// Writes a status word where the device or the peer looks, in place of an engine that is gone. A
 /// status that is already there stays.
-pub(crate) fn tell(word: &AtomicU64, status: Status) {
-    let _ = word.compare_exchange(0, status.word(), Ordering::Release, Ordering::Relaxed);
+pub(crate) fn tell(control: &Piece, status: Status) {
+    let word = &control.words(abi::PUSHGATE_CTL_STATUS as usize, 1)[0];
+    if !control.io_memory() {
+        let _ = word.compare_exchange(0, status.word(), Ordering::Release, Ordering::Relaxed);
+    } else if word.load(Ordering::Relaxed) == 0 {
+        // On ARM an atomic operation on a device's memory faults. Of two threads that get here at once one may be
+        // overwritten: both name a cause.
+        word.store(status.word(), Ordering::Release);
+    }
 }

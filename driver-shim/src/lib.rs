@@ -17,6 +17,7 @@ pub mod kmod;
 pub mod limits;
 pub mod log;
 pub mod memory;
+pub mod order;
 pub mod placed;
 pub mod process;
 pub mod provider;

@@ -430,7 +430,8 @@ pub fn is_memory(fd: BorrowedFd<'_>) -> bool {
 }
 
 fn check_view(found: u64, expected: usize) -> Result<Peer, ShimError> {
-    if expected == 0 || (expected as u64).next_multiple_of(PUSHGATE_PAGE.into()) != found {
+    // The module counts in the kernel's pages, which may be larger than the ABI's.
+    if expected == 0 || (expected as u64).next_multiple_of(rustix::param::page_size() as u64) != found {
         return Err(ShimError::PeerSize { found, expected });
     }
     Ok(Peer { seals: SealFlags::empty(), huge: false })

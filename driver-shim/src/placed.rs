@@ -76,6 +76,12 @@ impl Placed {
         })
     }
 
+    /// All parts: they lie one after the other, control first.
+    pub fn whole(&self) -> Piece {
+        let bytes = bytes(&self.geometry);
+        self.control.beginning(bytes)
+    }
+
     /// Describes what an earlier device did in this window, if any did: a device that begins at 0
     /// must not use such a window.
     pub fn used(&self) -> Option<String> {

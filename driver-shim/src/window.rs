@@ -142,6 +142,14 @@ impl Piece {
         self.offset
     }
 
+    /// A piece of `bytes` that begins where this piece does.
+    ///
+    /// # Panics
+    /// If the piece reaches beyond the window.
+    pub fn beginning(&self, bytes: usize) -> Self {
+        Piece::part(&self.window, self.offset, bytes)
+    }
+
     /// A reference to the piece that does not keep the window alive.
     pub fn downgrade(&self) -> WeakPiece {
         WeakPiece { window: Arc::downgrade(&self.window), offset: self.offset, bytes: self.bytes }

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pushgate_driver_shim::memory::SharedMemory;
+use pushgate_driver_shim::order;
 
 use crate::cuda::{CopyMark, CopyStream, ROWS_BELOW, STORES, Store};
 use crate::error::Result;
@@ -352,8 +353,9 @@ impl OrderedCopies {
         if let Kind::Cuda(cuda) = &mut self.kind
             && self.passed < self.marks
         {
-            // Acquire: what the device wrote before the mark is seen by what this thread reads after this.
-            let stored = self.words.word(0).load(Ordering::Acquire);
+            let stored = self.words.word(0).load(Ordering::Relaxed);
+            // What the device wrote before the mark is seen by what this thread reads after this.
+            order::from_device();
             self.passed = cuda.passed(stored, self.passed)?;
         }
         Ok(self.passed)

@@ -5,6 +5,13 @@
 pub const HEAD: usize = 32;
 /// Bytes of a place in a message's table.
 pub const PLACE: usize = 24;
+/// How much payload a message has, of `bytes` bytes that go one way. Shorter transfers have several messages too, so that both ends
+/// copy at once.
+pub fn chunk(bytes: u64, gpu: bool) -> usize {
+    let (least, most, parts) = if gpu { (GPU_CHUNK / 8, GPU_CHUNK, 4) } else { (CHUNK / 8, CHUNK, 8) };
+    (bytes / parts).clamp(least as u64, most as u64) as usize
+}
+
 /// The most places of a message.
 pub const MOST_PLACES: usize = 2048;
 /// The most payload of a message: two copies of it stay in a core's cache.

@@ -63,9 +63,19 @@ impl QueuePair {
             InboundPayload::Window(window) => context.register_read_only(window)?,
             InboundPayload::Mirror(mirror) => register(&**mirror)?,
         };
-        let registrations = vec![register(&**window)?, register(work)?, register(control)?, inbound];
-        let [window, work, control_at, inbound] =
-            [0, 1, 2, 3].map(|i: usize| Registration::device_addr(&registrations[i]));
+        let peer_window = inbound.device_addr();
+        let (mut registrations, [window, work, control_at]) = match &driven.own.placed {
+            Some(placed) => {
+                let (all, at) = context.register_placed(placed)?;
+                (vec![all], at)
+            }
+            None => {
+                let each = [register(&**window)?, register(work)?, register(control)?];
+                let at = each.each_ref().map(Registration::device_addr);
+                (Vec::from(each), at)
+            }
+        };
+        registrations.push(inbound);
         let state = context.alloc(size_of::<abi::pushgate_qp_state>())?;
         let doorbell = match context.device() {
             "cpu" => match &context.inner.bell {
@@ -75,7 +85,7 @@ impl QueuePair {
             _ => 0,
         };
         let descriptor = abi::pushgate_qp {
-            peer_window: inbound,
+            peer_window,
             state: state.addr(),
             doorbell,
             doorbell_arg: context.inner.bell.fd().as_raw_fd() as u64,

@@ -1,22 +1,26 @@
-//! What of the project is C and C++, for 64-bit ARM (Grace hosts): zig compiles it, warnings are errors, and QEMU runs what
-//! can run in a program of its own. The Rust parts need a standard library for that target, which not every machine can get,
-//! so they are not compiled here; nor is the kernel module, which needs ARM's kernel headers.
+//! The project for 64-bit ARM (Grace hosts, DGX Spark, Graviton). C and C++: zig compiles it, warnings are errors, and QEMU runs
+//! what can run in a program of its own. Then the kernel module, which nothing loads, and the Rust code (`programs`).
+
+mod programs;
+mod toolchain;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
+use self::toolchain::Toolchain;
+use crate::bench::{Bench, Outcome};
 use crate::output::say;
 use crate::package::natives;
 use crate::paths::Paths;
 use crate::progress::Guard;
 use crate::system::Need;
 use crate::vm::kernel;
-use crate::{cuda, layout, process};
+use crate::{cuda, kmod, layout, process};
 
 /// What the step needs beside what is fetched.
-pub const NEEDS: &[Need] = &[Need::Python];
+pub const NEEDS: &[Need] = &[Need::Cxx, Need::Python, Need::ModuleBuild];
 
 /// Linked statically, so that QEMU needs no ARM libraries.
 const TARGET: [&str; 3] = ["-target", "aarch64-linux-musl", "-static"];
@@ -27,7 +31,19 @@ const SCENARIOS: &[&str] =
     &["put", "share", "recv-thread", "recv-block", "recv-warp", "signal-block", "cq-block", "flush-block"];
 
 /// Compiles and runs everything.
-pub fn check(paths: &Paths, guard: Guard) -> Result<()> {
+pub fn step(bench: &mut Bench) -> Result<Outcome> {
+    let emulator = emulator(&bench.paths, bench.guard)?;
+    check(&bench.paths, &emulator, bench.guard)?;
+    let tools = Toolchain::get(&bench.paths, bench.guard)?;
+    let module = kmod::copied(&bench.paths, "aarch64")?;
+    let headers = tools.kernel_headers(bench.guard)?;
+    kmod::make(tools.make(&module), &headers, &module, &["W=1", "PUSHGATE_TEST=m"], bench.guard)?;
+    programs::run(bench, &tools, &emulator)?;
+    Ok(Outcome::Passed)
+}
+
+/// What is C and C++.
+fn check(paths: &Paths, emulator: &Path, guard: Guard) -> Result<()> {
     let tools = natives::tools(paths);
     tools.make(paths, guard)?;
     let python = tools.program("python");
@@ -37,9 +53,8 @@ pub fn check(paths: &Paths, guard: Guard) -> Result<()> {
         command.args(["-m", "ziglang", which]).args(TARGET).args(["-Wall", "-Wextra", "-Werror"]);
         command
     };
-    let emulator = emulator(paths, guard)?;
     let run = |program: &Path| {
-        let mut command = process::command(&emulator, &paths.root);
+        let mut command = process::command(emulator, &paths.root);
         command.arg(program);
         command
     };

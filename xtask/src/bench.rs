@@ -62,8 +62,7 @@ impl Bench {
     }
 
     fn with_variables(&self, mut command: Command) -> Command {
-        command.env("PUSHGATE_SKIP_LOG", self.skip_log());
-        command.env("_PUSHGATE_TEST_PATIENCE", self.patience.to_string());
+        self.add_variables(&mut command, 1);
         // If there is a toolkit, tests that need NVRTC load the toolkit's, and those that need nvcc run it. Programs find no nvcc
         // by this variable: they are tested without one.
         if let Some(toolkit) = cuda::present(&self.paths) {
@@ -73,6 +72,12 @@ impl Bench {
             }
         }
         command
+    }
+
+    /// The variables of all tests, for one that takes `slower` times as long.
+    pub fn add_variables(&self, command: &mut Command, slower: u32) {
+        command.env("PUSHGATE_SKIP_LOG", self.skip_log());
+        command.env("_PUSHGATE_TEST_PATIENCE", (self.patience * slower).to_string());
     }
 
     /// The file to which tests append a line `SKIPPED: reason` for everything that they leave out:

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
@@ -29,12 +30,7 @@ pub fn build(paths: &Paths, kernel: &Kernel, guard: Guard) -> Result<PathBuf> {
     if let Some(reason) = system::unmet(NEEDS) {
         bail!("building the kernel module {reason}");
     }
-    // Kbuild writes beside the sources, so it gets a copy.
-    let copy = paths.scratch(&format!("kmod/{}", kernel.release))?;
-    for folder in ["kmod", "include"] {
-        mirror(&paths.root.join("driver-shim").join(folder), &copy.join(folder))?;
-    }
-    let module = copy.join("kmod").canonicalize()?;
+    let module = copied(paths, &kernel.release)?;
     let mut arguments = vec!["W=1", "PUSHGATE_TEST=m"];
     // Checks what it compiles.
     if system::find_program("sparse").is_some() {
@@ -44,6 +40,15 @@ pub fn build(paths: &Paths, kernel: &Kernel, guard: Guard) -> Result<PathBuf> {
     }
     compile(paths, kernel, &module, &arguments, guard)?;
     Ok(module)
+}
+
+/// Copies the sources into a folder of this name, because Kbuild writes beside them; returns the module's.
+pub fn copied(paths: &Paths, name: &str) -> Result<PathBuf> {
+    let copy = paths.scratch(&format!("kmod/{name}"))?;
+    for folder in ["kmod", "include"] {
+        mirror(&paths.root.join("driver-shim").join(folder), &copy.join(folder))?;
+    }
+    Ok(copy.join("kmod").canonicalize()?)
 }
 
 /// Builds the modules of a folder against the headers of a kernel, with these arguments of make. Any
@@ -57,11 +62,21 @@ pub fn compile(
 ) -> Result<()> {
     let headers = kernel::headers(paths, kernel, guard)?;
     let headers = headers.join("usr/src").join(format!("linux-headers-{}", kernel.release));
-    let mut make = process::command("make", folder);
+    make(process::command("make", folder), &headers, folder, arguments, guard)
+}
+
+/// Builds as [`compile`] does, by this make, with headers in a folder.
+pub fn make(
+    mut make: Command,
+    headers: &Path,
+    folder: &Path,
+    arguments: &[&str],
+    guard: Guard,
+) -> Result<()> {
     make.args(["-s", "-j2", "KCFLAGS=-Werror"]).args(arguments).arg("modules");
     // If the headers come with a vmlinux, types for BPF would need pahole; nothing here reads them.
     make.arg("CONFIG_DEBUG_INFO_BTF_MODULES=");
-    make.arg("-C").arg(&headers).arg(format!("M={}", folder.display()));
+    make.arg("-C").arg(headers).arg(format!("M={}", folder.display()));
     // modpost prints warnings to stderr and goes on.
     let log = folder.with_extension("log");
     let to = Redirect { stderr: Some(fs::File::create(&log)?), ..Redirect::default() };

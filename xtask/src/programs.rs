@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
@@ -41,8 +42,13 @@ pub fn build(
     guard: Guard,
 ) -> Result<Vec<Program>> {
     let mut command = process::cargo(&paths.root);
-    command.args(arguments).args(["--release", "--message-format=json-render-diagnostics"]);
-    command.envs(variables.iter().copied());
+    command.args(arguments).envs(variables.iter().copied());
+    build_by(command, guard)
+}
+
+/// Has this command of cargo build for release; returns the programs that were asked for.
+pub fn build_by(mut command: Command, guard: Guard) -> Result<Vec<Program>> {
+    command.args(["--release", "--message-format=json-render-diagnostics"]);
     let programs = programs(&process::capture(command, false, guard)?)?;
     if programs.is_empty() {
         bail!("cargo has built no program");

@@ -9,6 +9,7 @@ use anyhow::{Result, bail, ensure};
 use pushgate::Launch;
 use pushgate::zerocopy::{Immutable, IntoBytes};
 use pushgate_driver_shim::memory::SharedMemory;
+use pushgate_driver_shim::order;
 use pushgate_gpu_kernels::{
     Access, Copies, DeviceBuffer, Executor, LoadedModule, Registration, Running, Stream, WaitOutcome,
 };
@@ -321,7 +322,7 @@ impl Rig {
         let word = self.control.word(offset);
         let start = Instant::now();
         let mut spins = 0u32;
-        while word.load(Ordering::Acquire) < least {
+        while word.load(Ordering::Relaxed) < least {
             spins = spins.wrapping_add(1);
             if spins.is_multiple_of(1024) {
                 let limit = self.scale.limit * 2;
@@ -329,6 +330,7 @@ impl Rig {
             }
             self.breathe();
         }
+        order::from_device();
         Ok(())
     }
 

@@ -374,6 +374,10 @@ template <order O> inline void store(u64 *p, u64 v)
 	// before. Windows in ordinary memory do not need it.
 	if (O == order::release)
 		__builtin_ia32_sfence();
+#elif defined(__aarch64__)
+	// Such a window is outer shareable, and a release store orders the inner domain alone.
+	if (O == order::release)
+		__asm__ volatile("dmb osh" ::: "memory");
 #endif
 	__atomic_store_n(p, v, O == order::release ? __ATOMIC_RELEASE : __ATOMIC_RELAXED);
 }

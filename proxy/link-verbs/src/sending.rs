@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use pushgate_driver_shim::memory::SharedMemory;
+use pushgate_driver_shim::order;
 use pushgate_driver_shim::window::Window;
 
 use super::VerbsError;
@@ -114,29 +115,18 @@ impl Sending {
     pub(super) fn read(&self, offset: u64, out: &mut [u8]) {
         let window = &self.source.window;
         assert!(offset as usize + out.len() <= window.len());
-        if window.io_memory() {
-            order_loads();
-        }
         // SAFETY: they lie in the window, which is mapped; a device that writes there now
         // breaks P1 and spoils its own message.
         unsafe {
             let from = window.as_ptr().as_ptr().add(offset as usize);
-            std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len());
+            if window.io_memory() {
+                order::device_loads();
+                copy_out(from, out.as_mut_ptr(), out.len());
+            } else {
+                std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len());
+            }
         }
     }
-}
-
-/// Loads from write-combining memory, streaming ones above all, are ordered with
-/// nothing: without this they may come before what told us of the payload.
-fn order_loads() {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: every x86-64 processor has SSE2.
-    #[allow(unused_unsafe)]
-    unsafe {
-        std::arch::x86_64::_mm_mfence()
-    };
-    #[cfg(not(target_arch = "x86_64"))]
-    std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
 }
 
 /// Copies out of a device's memory, which the CPU has mapped write-combining: such
@@ -146,13 +136,40 @@ fn order_loads() {
 /// # Safety
 /// Both are valid for `length` bytes and do not overlap.
 unsafe fn stream(from: *const u8, to: *mut u8, length: usize) {
+    order::device_loads();
     #[cfg(target_arch = "x86_64")]
     if std::is_x86_feature_detected!("sse4.1") {
         // SAFETY: the feature is there; the rest is the caller's promise.
         return unsafe { stream_sse(from, to, length) };
     }
     // SAFETY: the caller's promise.
-    unsafe { std::ptr::copy_nonoverlapping(from, to, length) }
+    unsafe { copy_out(from, to, length) }
+}
+
+/// Copies out of a device's memory, from the beginning of a unit.
+///
+/// # Safety
+/// `from` is a whole unit's beginning, and valid to the end of the last unit; `to` is valid for `length` bytes.
+unsafe fn copy_out(from: *const u8, to: *mut u8, length: usize) {
+    #[cfg(not(target_arch = "aarch64"))]
+    // SAFETY: the caller's promise.
+    unsafe {
+        std::ptr::copy_nonoverlapping(from, to, length)
+    };
+    // A BAR that is not prefetchable is Device memory on ARM, where an access that is not aligned is a fault, and the C
+    // library's copy makes such accesses. Aligned ones of 16 bytes are right there and in memory that is mapped
+    // write-combining.
+    #[cfg(target_arch = "aarch64")]
+    for at in (0..length).step_by(16) {
+        use std::arch::aarch64::{vld1q_u8, vst1q_u8};
+        let mut part = [0; 16];
+        // SAFETY: `from` is aligned to 16 bytes and valid to the end of the unit; `part` holds what is stored, and of it no
+        // more is copied than `to` holds.
+        unsafe {
+            vst1q_u8(part.as_mut_ptr(), vld1q_u8(from.add(at)));
+            std::ptr::copy_nonoverlapping(part.as_ptr(), to.add(at), (length - at).min(16));
+        }
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -160,7 +177,6 @@ unsafe fn stream(from: *const u8, to: *mut u8, length: usize) {
 unsafe fn stream_sse(from: *const u8, to: *mut u8, length: usize) {
     use std::arch::x86_64::{__m128i, _mm_store_si128, _mm_stream_load_si128};
     debug_assert!((from as usize | to as usize).is_multiple_of(64));
-    order_loads();
     let whole = length / 64;
     for line in 0..whole {
         for part in 0..4 {

@@ -7,14 +7,30 @@
 //! that the record is whole, even if a device's stores arrive in any order (P2, P3).
 
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicU64, Ordering, fence};
+pub(crate) use loom::sync::atomic::{AtomicU64, Ordering};
 #[cfg(not(loom))]
-pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};
+pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
 
 use pushgate_driver_shim::abi;
+#[cfg(not(loom))]
+use pushgate_driver_shim::order;
 use pushgate_driver_shim::record::{RecordWords, lap_of};
 
 use crate::crash::may_crash;
+
+/// Loom's fences: its threads stand for devices too.
+#[cfg(loom)]
+mod order {
+    use loom::sync::atomic::{Ordering, fence};
+
+    pub(super) fn from_device() {
+        fence(Ordering::Acquire);
+    }
+
+    pub(super) fn total() {
+        fence(Ordering::SeqCst);
+    }
+}
 
 /// What [`look`] found in a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,8 +82,9 @@ pub fn look_at(slot: &[AtomicU64], lap: u8, words: &mut RecordWords) -> Found {
     // PUBLISH (docs/protocol.md): pairs with the producer's release of word 0,
     // and so orders our reads of words 1 to 7 and of the payload after its
     // stores. A fence and not an acquire load, because the ring may be mapped
-    // read-only, where Rust promises relaxed loads alone.
-    fence(Ordering::Acquire);
+    // read-only, where Rust promises relaxed loads alone; and one that counts
+    // for devices: a GPU or a NIC may have written the record and its payload.
+    order::from_device();
     // Each word once, into memory that nobody else can write.
     words[0] = w0;
     let mut wrong = 0;
@@ -141,7 +158,7 @@ pub fn observe(word: &AtomicU64) -> u64 {
     // Pairs with `advance` and with the device's release of CONSUMED. A fence and not an acquire load, for the reason
     // that `look_at` names.
     let value = word.load(Ordering::Relaxed);
-    fence(Ordering::Acquire);
+    order::from_device();
     value
 }
 
@@ -155,7 +172,7 @@ pub fn may_sleep(flags: &[&AtomicU64], mut work: impl FnMut() -> bool) -> bool {
     for flag in flags {
         flag.store(1, Ordering::Relaxed);
     }
-    fence(Ordering::SeqCst);
+    order::total();
     if !pushgate_core::planted!(P7WakeUp) && work() {
         awake(flags);
         return false;
@@ -173,7 +190,7 @@ pub fn awake(flags: &[&AtomicU64]) {
 /// Whether the engine whose flag this is must be rung. Called after publishing; [`may_sleep`] is the other half.
 #[inline(always)]
 pub fn must_ring(flag: &AtomicU64) -> bool {
-    fence(Ordering::SeqCst);
+    order::total();
     flag.load(Ordering::Relaxed) != 0
 }
 

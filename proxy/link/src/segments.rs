@@ -10,9 +10,10 @@
 //!
 //! Each segment has one writer. Cursors are private to each side: no party reads its own state back from shared memory.
 
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use pushgate_driver_shim::abi;
+use pushgate_driver_shim::order;
 use pushgate_driver_shim::record::{RecordWords, lap_of};
 use pushgate_driver_shim::segment::{Geometry, HeaderError};
 
@@ -156,8 +157,9 @@ impl WorkAtEngine {
         if (w0 >> abi::PUSHGATE_LAP_SHIFT) as u8 != lap_of(number, self.rx_log) {
             return None;
         }
-        // A fence and not an acquire load: the segment may be mapped read-only, where Rust promises relaxed loads alone.
-        fence(Ordering::Acquire);
+        // A fence and not an acquire load: the segment may be mapped read-only, where Rust promises relaxed loads alone. A GPU
+        // may have posted the receive.
+        order::from_device();
         Some([
             w0,
             slot[1].load(Ordering::Relaxed),
@@ -283,21 +285,21 @@ impl ControlOfEngine {
     /// may write there again.
     #[inline]
     pub fn credit(&self, word: u64) {
-        self.drain_stores();
+        self.before_word();
         ring::advance(&self.line[CREDIT], word);
     }
 
     /// WQE slots whose messages the peer has, cumulative.
     #[inline]
     pub fn delivered(&self, slots: u64) {
-        self.drain_stores();
+        self.before_word();
         ring::advance(&self.line[DELIVERED], slots);
     }
 
     /// How the queue pair ended. Completions that were written before are found by a device that sees the status and
     /// looks at its CQ once more.
     pub fn status(&self, word: u64) {
-        self.drain_stores();
+        self.before_word();
         self.line[STATUS].store(word, Ordering::Release);
         self.drain_stores();
     }
@@ -308,7 +310,7 @@ impl ControlOfEngine {
     pub fn signal(&self, index: u32, value: u64) {
         let word = &self.signals[index as usize];
         if word.load(Ordering::Relaxed) < value {
-            self.drain_stores();
+            self.before_word();
             ring::advance(word, value);
         }
     }
@@ -316,7 +318,7 @@ impl ControlOfEngine {
     /// RECORD: the payload, before the receive record number `at`.
     #[inline]
     pub fn record(&self, at: u64, words: &RecordWords) {
-        self.drain_stores();
+        self.before_word();
         ring::publish(&self.rx, at, self.rx_log, words);
     }
 
@@ -329,6 +331,7 @@ impl ControlOfEngine {
         self.cq_head += 1;
         cqe[1].store(length as u64 | lap, Ordering::Relaxed);
         may_crash();
+        order::to_device();
         cqe[0].store(
             (status as u64) << abi::PUSHGATE_CQE_STATUS_SHIFT
                 | (opcode as u64) << abi::PUSHGATE_CQE_OPCODE_SHIFT
@@ -364,25 +367,24 @@ impl ControlOfEngine {
         &self.sleeping[0]
     }
 
-    /// Puts what this CPU stored to the segment before what it stores next, and out of its buffers. On x86 a release
-    /// store does not do that where the memory is write-combining.
+    /// Puts what this CPU stored to the segment before what it stores next, and out of its buffers, where the memory is
+    /// write-combining.
     #[inline(always)]
     pub fn drain_stores(&self) {
         if self.write_combined {
-            drain_stores();
+            order::drain();
         }
     }
-}
 
-#[cold]
-fn drain_stores() {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: every x86-64 has the instruction.
-    unsafe {
-        std::arch::x86_64::_mm_sfence()
-    };
-    #[cfg(not(target_arch = "x86_64"))]
-    fence(Ordering::SeqCst);
+    /// Before a word that a device looks for: a release store alone orders what came before for threads.
+    #[inline(always)]
+    fn before_word(&self) {
+        if self.write_combined {
+            order::drain();
+        } else {
+            order::to_device();
+        }
+    }
 }
 
 /// The control segment as a device of the host reads it.

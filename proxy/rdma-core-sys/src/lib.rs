@@ -52,7 +52,7 @@ pub const IBV_LINK_LAYER_ETHERNET: u8 = 2;
 /// glibc's mutex in contexts, queue pairs and completion queues, as bytes: only the library locks it.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug)]
-pub struct pthread_mutex_t([u8; 40]);
+pub struct pthread_mutex_t([u8; if cfg!(target_arch = "aarch64") { 48 } else { 40 }]);
 
 /// glibc's condition variable in queue pairs and completion queues, as bytes.
 #[repr(C, align(8))]
@@ -89,7 +89,7 @@ pub enum OpenError {
     },
     /// The layouts are those of another architecture.
     #[error(
-        "pushgate's bindings of {library} are for Linux on x86-64 alone; \
+        "pushgate's bindings of {library} are for Linux on x86-64 and 64-bit ARM alone; \
          use another transport on this machine"
     )]
     Machine {
@@ -119,7 +119,7 @@ pub fn open() -> Result<&'static Verbs, OpenError> {
 /// verbs.h declares.
 pub unsafe fn load(library: &str) -> Result<Verbs, OpenError> {
     // glibc's mutex lies inside ibv_context, so the layout depends on the architecture.
-    if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+    if !cfg!(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))) {
         return Err(OpenError::Machine { library: library.into() });
     }
     // RTLD_NOW: a library that lacks something of its own fails here, not in the middle of a call.

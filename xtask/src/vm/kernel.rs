@@ -199,8 +199,12 @@ fn fetch_headers(part: &Path, release: &str, guard: Guard) -> Result<()> {
     ensure!(packages.len() == 2, "apt knows no package {main}; run: sudo apt-get update");
     packages.push(main.clone());
     download(part, &packages, guard)?;
-    // The only absolute path in the packages; their links are relative.
-    let makefile = part.join("tree/usr/src").join(&main).join("Makefile");
+    make_movable(&part.join("tree/usr/src").join(&main))
+}
+
+/// Changes the only absolute path in unpacked headers; their links are relative.
+pub fn make_movable(headers: &Path) -> Result<()> {
+    let makefile = headers.join("Makefile");
     let text = fs::read_to_string(&makefile)?;
     let here = text.replace("include /usr/src/", "include $(dir $(lastword $(MAKEFILE_LIST)))../");
     ensure!(here != text, "{} does not include what it did in Debian 12", makefile.display());

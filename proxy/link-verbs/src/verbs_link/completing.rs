@@ -1,10 +1,8 @@
 //! What completions tell a link over RDMA: work requests that are done, immediate data that arrived, and what failed.
 
-use std::sync::atomic::Ordering;
-use std::sync::atomic::fence;
-
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::limited;
+use pushgate_driver_shim::order;
 use pushgate_rdma_core_sys as sys;
 
 use super::super::inbox::NOTIFY;
@@ -71,8 +69,8 @@ impl VerbsLink {
             {
                 self.flight.messages_done += 1;
             }
-            // What the completions announce was written before them.
-            fence(Ordering::Acquire);
+            // What the completions announce was written before them. The provider's barrier is before its reads of the CQE.
+            order::from_device();
         }
         any
     }

@@ -7,11 +7,18 @@ use std::process::Command;
 pub fn missing(headers: bool) -> Option<&'static str> {
     if !Command::new("cc").arg("--version").output().is_ok_and(|output| output.status.success()) {
         Some("no C compiler (cc)")
-    } else if headers && !Path::new("/usr/include/infiniband/verbs.h").exists() {
+    } else if headers && !has_headers() {
         Some("no headers of libibverbs (package libibverbs-dev)")
     } else {
         None
     }
+}
+
+/// Asks the compiler: one for another processor has headers of its own.
+fn has_headers() -> bool {
+    let mut command = Command::new("cc");
+    command.args(["-E", "-include", "infiniband/verbs.h", "-x", "c", "/dev/null"]);
+    command.output().is_ok_and(|output| output.status.success())
 }
 
 /// Compiles a C text to a shared object of this name, which links no libibverbs.
