@@ -5,11 +5,10 @@
 pub const HEAD: usize = 32;
 /// Bytes of a place in a message's table.
 pub const PLACE: usize = 24;
-/// How much payload a message has, of `bytes` bytes that go one way. Shorter transfers have several messages too, so that both ends
-/// copy at once.
+/// How much payload a message has, of `bytes` bytes that go one way. Shorter transfers of GPU memory have several messages too, so that
+/// both GPUs copy at once; of host memory that was not faster.
 pub fn chunk(bytes: u64, gpu: bool) -> usize {
-    let (least, most, parts) = if gpu { (GPU_CHUNK / 8, GPU_CHUNK, 4) } else { (CHUNK / 8, CHUNK, 8) };
-    (bytes / parts).clamp(least as u64, most as u64) as usize
+    if gpu { (bytes / 4).clamp(GPU_CHUNK as u64 / 8, GPU_CHUNK as u64) as usize } else { CHUNK }
 }
 
 /// The most places of a message.
