@@ -393,6 +393,15 @@ pub const STEPS: &[Step] = &[
         run: |bench| vm::step_of_one(bench, "nccl-gpu"),
     },
     Step {
+        name: "nixl-vm",
+        budget: 90,
+        when: When::Full,
+        lane: Lane::Main,
+        needs: vm::NEEDS,
+        about: "virtual machine with soft-RoCE, suite `nixl`: agents of the NIXL plugin",
+        run: |bench| vm::step_of_one(bench, "nixl"),
+    },
+    Step {
         name: "siw-faults",
         budget: 150,
         when: When::Full,

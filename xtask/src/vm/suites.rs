@@ -336,7 +336,7 @@ sleep 1
         name: "nixl",
         guests: 1,
         budget: 60,
-        default: true,
+        default: false,
         about: "agents of the NIXL plugin over RDMA: host memory and played GPU memory, links that break",
         build: &[&["test", "--package", "pushgate-nixl-plugin", "--package", "pushgate-tests", "--lib"]],
         devices: &[],
