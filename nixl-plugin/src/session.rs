@@ -18,7 +18,7 @@ use crate::pieces::{self, Cursor, Piece};
 use crate::registrations::{Memory, Registrations};
 use crate::status::Status;
 use crate::transfer::{Copying, Lease, Transfer, Way};
-use crate::wire::{CHUNK, HEAD, MOST_PLACES, Message, Place, TOKEN, chunk, payload_after};
+use crate::wire::{CHUNK, GPU_CHUNK, HEAD, MOST_PLACES, Message, Place, TOKEN, payload_after};
 
 /// Requests of READs that are under way at once, each way.
 const JOBS: usize = 16;
@@ -113,7 +113,6 @@ struct Job {
 struct Serve {
     job: u64,
     places: Vec<Place>,
-    bytes: u64,
     index: usize,
     offset: u64,
 }
@@ -398,10 +397,7 @@ impl Session {
                 let mut checker = shared.registrations.checker();
                 let checked = places.iter().try_for_each(|place| checker.check(place).map(drop));
                 match checked {
-                    Ok(()) => {
-                        let bytes = places.iter().map(|place| place.length).sum();
-                        self.serving.push_back(Serve { job, places, bytes, index: 0, offset: 0 });
-                    }
+                    Ok(()) => self.serving.push_back(Serve { job, places, index: 0, offset: 0 }),
                     Err(status) => {
                         self.say(&Message::Data { job, last: true, status: status as i32, payload: HEAD })
                     }
@@ -645,8 +641,8 @@ impl Session {
         let rest: u64 = serve.places[serve.index..].iter().map(|p| p.length).sum::<u64>() - serve.offset;
         let of_gpu =
             |place: &Place| shared.registrations.check(place).is_ok_and(|own| own.memory == Memory::Gpu);
-        let gpu = serve.places.get(serve.index).is_some_and(of_gpu);
-        let bytes = rest.min(chunk(serve.bytes, gpu) as u64) as usize;
+        let most = if serve.places.get(serve.index).is_some_and(of_gpu) { GPU_CHUNK } else { CHUNK };
+        let bytes = rest.min(most as u64) as usize;
         let (mut lists, mut users) = (Lists::default(), Vec::new());
         let (mut last, mut status) = (bytes as u64 == rest, 0);
         let payload = payload_after(0);
@@ -704,7 +700,7 @@ impl Session {
     }
 
     fn send_write(&mut self, transfer: &Arc<Transfer>, gpus: &mut Gpus) -> Result<Option<usize>, Ended> {
-        let most = transfer.chunk;
+        let most = if transfer.is_gpu() { GPU_CHUNK } else { CHUNK };
         let mut run = transfer.run();
         let mut cursor = run.cursor;
         // With the agent's lock, which a call that cancels takes too.

@@ -11,7 +11,6 @@ use crate::gate::Reached;
 use crate::pieces::{Cursor, Piece, cuts, part};
 use crate::registrations::Memory;
 use crate::status::Status;
-use crate::wire::chunk;
 
 /// Bytes that one thread copies between two looks at what may end the copy.
 const BATCH: u64 = 512 << 10;
@@ -68,8 +67,6 @@ pub struct Transfer {
     pub memory: [Memory; 2],
     /// Copies of GPU memory of this process hold a clone while they use it.
     pub users: Arc<()>,
-    /// Bytes of a message of it.
-    pub chunk: usize,
     /// What is transferred.
     pub pieces: Vec<Piece>,
     /// The registrations of this process that the pieces lie in.
@@ -117,7 +114,6 @@ impl Transfer {
             peer,
             instance,
             memory,
-            chunk: chunk(pieces.iter().map(|p| p.there.length).sum(), memory.contains(&Memory::Gpu)),
             users: Arc::default(),
             batches: cuts(&pieces, BATCH, BATCH_PIECES),
             pieces,

@@ -5,12 +5,6 @@
 pub const HEAD: usize = 32;
 /// Bytes of a place in a message's table.
 pub const PLACE: usize = 24;
-/// How much payload a message has, of `bytes` bytes that go one way. Shorter transfers of GPU memory have several messages too, so that
-/// both GPUs copy at once; of host memory that was not faster.
-pub fn chunk(bytes: u64, gpu: bool) -> usize {
-    if gpu { (bytes / 4).clamp(GPU_CHUNK as u64 / 8, GPU_CHUNK as u64) as usize } else { CHUNK }
-}
-
 /// The most places of a message.
 pub const MOST_PLACES: usize = 2048;
 /// The most payload of a message: two copies of it stay in a core's cache.
