@@ -84,7 +84,7 @@ int pushgate_nixl_prepare(pushgate_nixl_agent *agent, int write, pushgate_nixl_b
 /* Starts a prepared transfer; again once it has ended. `notification` may be NULL: none. */
 int pushgate_nixl_post(pushgate_nixl_agent *agent, pushgate_nixl_transfer *transfer, const pushgate_nixl_bytes *notification);
 int pushgate_nixl_check(pushgate_nixl_agent *agent, pushgate_nixl_transfer *transfer);
-/* Cancels a transfer that is under way, and frees it. After the call nothing of it touches memory of this process. */
+/* Cancels a transfer that is under way, and frees it. After success nothing of it touches memory of this process. */
 int pushgate_nixl_release(pushgate_nixl_agent *agent, pushgate_nixl_transfer *transfer);
 
 /* Hands over the notifications that have come, each once. */

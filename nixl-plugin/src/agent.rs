@@ -387,8 +387,8 @@ impl Agent {
         Status::of_transfer(transfer)
     }
 
-    /// Cancels a transfer and forgets it. After this nothing of it touches memory of this process.
-    pub fn release(&self, transfer: &Arc<Transfer>) {
+    /// Cancels a transfer and forgets it. After success nothing of it touches memory of this process.
+    pub fn release(&self, transfer: &Arc<Transfer>) -> Result<()> {
         let core = &self.core;
         let mut state = core.state();
         if transfer.is_active() {
@@ -397,11 +397,19 @@ impl Agent {
         state.transfers.remove(&transfer.id);
         drop(state);
         // A batch takes less than a millisecond, and a copy of a GPU ends when kernels of the program leave it an SM.
+        let (begin, limit) = (Instant::now(), core.context.settings().timeout);
         while transfer.is_copied() {
+            if begin.elapsed() >= limit {
+                tracing::error!(
+                    "a GPU did not end its copies within {limit:?}: the transfer's memory must stay"
+                );
+                return Err(Status::Backend);
+            }
             core.progress();
             std::thread::yield_now();
         }
         transfer.run().copying = None;
+        Ok(())
     }
 
     /// Takes the notifications that have come.

@@ -289,8 +289,7 @@ unsafe extern "C" fn pushgate_nixl_check(to: *const Agent, transfer: *const Tran
 unsafe extern "C" fn pushgate_nixl_release(to: *const Agent, transfer: *const Transfer) -> c_int {
     call(|| {
         // SAFETY: face.h's rules: the handle is not used any more, so its count goes.
-        unsafe { agent(to).release(&Arc::from_raw(transfer)) };
-        Ok(Status::Success)
+        done(unsafe { agent(to).release(&Arc::from_raw(transfer)) })
     })
 }
 

@@ -145,7 +145,7 @@ fn p6_writes_and_reads_of_scattered_pages_end_with_the_bytes_in_place_and_their_
                 assert_eq!(next_note(&second), ("first".into(), text.into_bytes()));
                 // Once more, without a notification.
                 assert_eq!(run(&first, &transfer, None), Status::Success);
-                first.release(&transfer);
+                first.release(&transfer).unwrap();
             }
         }
         assert!(second.notifications().is_empty());
@@ -188,7 +188,7 @@ fn p6_transfers_and_notifications_survive_links_that_break_under_them_once_each_
             let got = if write { there.content() } else { here.content() };
             let whole = (0..64).all(|i| got[i << 16..][..60_000] == source[i << 16..][..60_000]);
             assert!(whole, "{way:?}, {kinds:?}, round {round}");
-            first.release(&transfer);
+            first.release(&transfer).unwrap();
             first.deregister(here.key).unwrap();
         }
         let mut got = Vec::new();
@@ -216,7 +216,7 @@ fn p6_transfers_within_an_agent_end_with_the_bytes_in_place_and_their_notificati
             assert_eq!(next_note(&agent), ("alone".into(), b"within".to_vec()));
             let [got, expected] = [&to, &from].map(Memory::content);
             assert!((0..40).all(|i| got[i * 131_072..][..100_000] == expected[i * 131_072..][..100_000]));
-            agent.release(&transfer);
+            agent.release(&transfer).unwrap();
         }
     }
 }
@@ -243,7 +243,7 @@ fn p8_memory_of_a_gpu_is_not_touched_after_its_transfer_is_released_or_its_regis
             // The owner takes the memory back while copies may be under way; the other end's transfer fails then.
             let mut owner = &here;
             match round % 3 {
-                0 => first.release(&transfer),
+                0 => first.release(&transfer).unwrap(),
                 1 => first.deregister(here.key).unwrap(),
                 _ => {
                     second.deregister(there.key).unwrap();
@@ -262,7 +262,7 @@ fn p8_memory_of_a_gpu_is_not_touched_after_its_transfer_is_released_or_its_regis
                 second.notifications();
             }
             assert!(owner.content() == before, "{way:?}, round {round}");
-            first.release(&transfer);
+            first.release(&transfer).unwrap();
             // Only then may the test's memory be another agent's.
             for (agent, memory) in [(&first, &here), (&second, &there)] {
                 let _ = agent.deregister(memory.key);
