@@ -269,6 +269,7 @@ impl Agent {
             elements.push(Element { address: d.address, length: d.length, key, device });
         }
         let mut own_keys: Vec<u64> = elements.iter().map(|e| e.key).collect();
+        // Neighbours are mostly of one registration, so that few keys are left to sort.
         own_keys.dedup();
         own_keys.sort_unstable();
         own_keys.dedup();

@@ -537,11 +537,11 @@ impl Session {
         for piece in pieces::part(&transfer.pieces, cursor, length as u64, usize::MAX) {
             let bytes = piece.there.length as usize;
             // With the agent's lock, which a call that cancels takes too.
-            if transfer.cancelled.load(Ordering::Relaxed) {
-            } else if transfer.memory[0] == Memory::Gpu {
+            let cancelled = transfer.cancelled.load(Ordering::Relaxed);
+            if !cancelled && transfer.memory[0] == Memory::Gpu {
                 lists.add(piece.device, (piece.here, address_in(message, from)?), piece.there.length);
                 add_user(&mut users, &transfer.users);
-            } else {
+            } else if !cancelled {
                 // SAFETY: the piece lies in registrations that live: deregistering cancels the transfer.
                 unsafe { message.copy_to(from, piece.here as *mut u8, bytes) };
             }
@@ -667,7 +667,7 @@ impl Session {
                     add_user(&mut users, &own.users);
                 }
                 // SAFETY: the registration lives, checked above, and stays so as long as this has the agent's lock; what was staged has
-                // room for `bytes` behind the head.
+                // room for the head and `bytes` bytes of payload after it.
                 Ok(_) => unsafe {
                     let to = staged.as_ptr().as_ptr().add(to);
                     std::ptr::copy_nonoverlapping(from as *const u8, to, length as usize);

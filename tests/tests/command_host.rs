@@ -328,7 +328,7 @@ fn nccl_check_says_at_once_all_that_is_missing_and_what_to_install() {
     assert_eq!(lines[2], "  NCCL (no file /nonexistent/libnccl.so.2): name libnccl.so.2 with --nccl");
     let plugin = "  the plugin (no file /nonexistent/plugin.so): build it with `cargo xtask plugin`, which prints its path";
     assert_eq!(lines[3..], [plugin]);
-    // Wrong arguments come first, and nothing is left behind.
+    // Wrong arguments are refused before anything starts, and no process or file of the command stays.
     let wrong =
         "invalid minbytes `6` (from --minbytes): expected a multiple of 4, at most 64G, as in 8, 1K or 1G";
     refused(&["nccl-check", "-b", "6"], 2, wrong);
@@ -360,7 +360,7 @@ fn nixl_check_says_at_once_all_that_is_missing_and_what_to_install() {
     assert_eq!(ended.code, Some(2));
     let none = "  a Python (/nonexistent/python: No such file or directory (os error 2)): name one that has NIXL with --python";
     assert_eq!(ended.stderr.lines().nth(1), Some(none));
-    // Wrong arguments come first, and nothing is left behind.
+    // Wrong arguments are refused before anything starts, and no process or file of the command stays.
     refused(
         &["nixl-check", "--turns", "0", "--python", python],
         2,
