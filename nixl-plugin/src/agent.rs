@@ -16,6 +16,8 @@ use crate::greet::{self, Connection, LONGEST_NAME};
 use crate::on_gpu::Within;
 use crate::pieces::{Element, join};
 use crate::registrations::{Memory, Published};
+#[cfg(test)]
+use crate::session::Session;
 use crate::status::{Result, Status};
 use crate::transfer::{Copying, Transfer, Way, is_used};
 use crate::wire::Place;
@@ -149,8 +151,10 @@ impl Agent {
         let (begin, limit) = (Instant::now(), core.context.settings().timeout);
         loop {
             let own = state.shared.registrations.own(key)?;
-            let held = !own.leased.is_empty() || is_used(&own.users) || used.iter().any(|t| t.is_copied());
-            if !held {
+            let held = !own.leased.is_empty() || used.iter().any(|t| t.is_copied());
+            let State { shared, sessions, .. } = &mut *state;
+            let own = shared.registrations.own(key)?;
+            if !held && !is_used(&own.users) && sessions.values_mut().all(|s| s.let_go(key, own)) {
                 state.shared.registrations.remove(key);
                 return Ok(());
             }
@@ -397,12 +401,13 @@ impl Agent {
         }
         state.transfers.remove(&transfer.id);
         drop(state);
-        // A batch takes less than a millisecond, and a copy of a GPU ends when kernels of the program leave it an SM.
+        // A batch takes less than a millisecond, and a copy of a GPU ends when kernels of the program leave it an SM. A queue pair's
+        // peer may be stopped.
         let (begin, limit) = (Instant::now(), core.context.settings().timeout);
         while transfer.is_copied() {
             if begin.elapsed() >= limit {
                 tracing::error!(
-                    "a GPU did not end its copies within {limit:?}: the transfer's memory must stay"
+                    "what uses the transfer's memory did not end within {limit:?}: the memory must stay"
                 );
                 return Err(Status::Backend);
             }
@@ -426,6 +431,12 @@ impl Agent {
     #[cfg(test)]
     pub fn connections(&self) -> usize {
         self.core.state().sessions.len()
+    }
+
+    /// Whether bytes are under way out of regions.
+    #[cfg(test)]
+    pub fn puts(&self) -> bool {
+        self.core.state().sessions.values().any(Session::puts)
     }
 
     /// Breaks the links of all connections: how many stood.
@@ -468,11 +479,11 @@ impl Drop for Agent {
         let numbers: Vec<_> = state.sessions.keys().copied().collect();
         numbers.into_iter().for_each(|number| core.end(&mut state, number, Status::Canceled));
         let begin = Instant::now();
-        while state.is_on_gpu() && begin.elapsed() < LINGER {
+        while state.needs_looks() && begin.elapsed() < LINGER {
             core.advance(&mut state);
             std::thread::yield_now();
         }
-        if state.is_on_gpu() {
+        if state.needs_looks() {
             tracing::error!(
                 "a GPU did not end its copies within {LINGER:?}: their windows stay in the process"
             );

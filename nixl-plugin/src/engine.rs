@@ -59,10 +59,10 @@ pub struct State {
 }
 
 impl State {
-    /// Whether anything waits for GPUs.
-    pub fn is_on_gpu(&self) -> bool {
+    /// Whether anything waits for GPUs or for memory that is being registered.
+    pub fn needs_looks(&self) -> bool {
         let Shared { graves, within, .. } = &self.shared;
-        !graves.is_empty() || !within.is_empty() || self.sessions.values().any(Session::is_on_gpu)
+        !graves.is_empty() || !within.is_empty() || self.sessions.values().any(Session::needs_looks)
     }
 }
 
@@ -150,17 +150,17 @@ impl Core {
                 std::thread::sleep(POLLED);
                 continue;
             }
-            // GPUs wake nobody.
-            let on_gpu = self.state().is_on_gpu();
+            // GPUs wake nobody, nor do threads that register memory.
+            let looks = self.state().needs_looks();
             let waited =
-                if on_gpu { self.context.drive().map(drop) } else { self.context.rest(REST).map(drop) };
+                if looks { self.context.drive().map(drop) } else { self.context.rest(REST).map(drop) };
             if let Err(e) = waited {
                 tracing::error!("the engine has ended: {e}");
                 return;
             }
             if self.progress() {
                 last = Instant::now();
-            } else if on_gpu && last.elapsed() > SPIN {
+            } else if looks && last.elapsed() > SPIN {
                 std::thread::sleep(PAUSE);
             }
         }
@@ -300,7 +300,7 @@ impl Core {
         let number = state.next;
         let session = Session::new(number, name, instance.clone(), comm, end, self.direct, token);
         state.sessions.insert(number, session);
-        let State { peers, sessions, begun, .. } = &mut *state;
+        let State { shared, peers, sessions, begun, .. } = &mut *state;
         let session = sessions.get_mut(&number).expect("inserted above");
         for peer in peers.values_mut().filter(|peer| peer.connection.instance == instance) {
             peer.dialling = false;
@@ -308,7 +308,7 @@ impl Core {
             for waiting in std::mem::take(&mut peer.waiting) {
                 match waiting {
                     Waiting::Transfer(transfer) if transfer.is_active() => {
-                        begun.extend(session.start(transfer))
+                        begun.extend(session.start(transfer, &mut shared.registrations))
                     }
                     Waiting::Transfer(_) => {}
                     Waiting::Note(text) => session.notify(&text),
@@ -324,7 +324,7 @@ impl Core {
 
     /// Hands something to a peer's connection, or keeps it until there is one.
     pub fn start(self: &Arc<Self>, state: &mut State, what: Waiting, name: &str) -> Result<()> {
-        let State { peers, sessions, begun, .. } = &mut *state;
+        let State { shared, peers, sessions, begun, .. } = &mut *state;
         let peer = peers.get_mut(name).ok_or(Status::NotFound)?;
         if let Waiting::Transfer(transfer) = &what
             && transfer.instance != peer.connection.instance
@@ -333,7 +333,9 @@ impl Core {
         }
         match peer.session.and_then(|number| sessions.get_mut(&number)) {
             Some(session) => match what {
-                Waiting::Transfer(transfer) => begun.extend(session.start(transfer)),
+                Waiting::Transfer(transfer) => {
+                    begun.extend(session.start(transfer, &mut shared.registrations))
+                }
                 Waiting::Note(text) => session.notify(&text),
             },
             None => {

@@ -10,7 +10,7 @@ use pushgate_tests::fuzz::{fuzz, kind, part, split};
 
 use crate::greet::Connection;
 use crate::tests::{GPU, HOST, Memory, agent};
-use crate::wire::{HEAD, Message, PLACE, Place};
+use crate::wire::{HEAD, Message, PLACE, Place, Remote};
 
 /// How long the victim may take for the messages of an input, before the next input.
 const ANSWERS: Duration = Duration::from_millis(3);
@@ -44,10 +44,10 @@ fn p8_fuzz_no_metadata_or_messages_of_a_hostile_agent_make_an_agent_panic_or_tou
         [
             Message::Hello { place: 3, token: [7; 16] },
             Message::Write { transfer: 1, last: true, payload, places: places.clone() },
-            Message::Read { job: 1, places },
-            Message::Read { job: 2, places: Vec::new() },
+            Message::Read { job: 1, places: places.clone(), into: places.clone() },
+            Message::Read { job: 2, places, into: Vec::new() },
             Message::Note { last: true, payload: HEAD },
-            Message::Ask { key: of.key },
+            Message::Ask { key: of.key, region: true },
             Message::Revoked { key: of.key },
         ]
     });
@@ -55,7 +55,8 @@ fn p8_fuzz_no_metadata_or_messages_of_a_hostile_agent_make_an_agent_panic_or_tou
         Message::Data { job: 1, last: true, status: 0, payload: HEAD },
         Message::Done { count: 1 },
         Message::Failed { transfer: 1, status: -3 },
-        Message::Lease { key: 1, granted: true },
+        Message::Lease { key: 1, granted: true, region: Some(Remote { rkey: 1, base: 0 }) },
+        Message::Landed { job: 1 },
         Message::Revoke { key: 1 },
     ];
     let mut seeds: Vec<Vec<u8>> = messages

@@ -12,7 +12,7 @@ use pushgate_door::{Arrival, Door, DoorError, Limits, Purpose, Secret, Stream, T
 use serde::{Deserialize, Serialize};
 
 /// The version of connections and greetings.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// What a proof is for.
 const PURPOSE: Purpose = Purpose::new("nixl");
 /// The longest name of an agent.

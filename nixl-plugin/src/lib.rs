@@ -2,8 +2,8 @@
 //!
 //! `shim/plugin.cpp` is NIXL's class; it calls `face`. `agent` is what NIXL calls, `engine` what its calls and its
 //! threads share, `session` a connection with another agent over a queue
-//! pair of the library, `transfer` one transfer, with the copies of those that need no message. `wire`, `pieces` and `registrations`
-//! decide, without I/O or threads. `greet` is how two agents meet.
+//! pair of the library, `transfer` one transfer, with the copies of those that need no message. `regions` has
+//! the memory that the queue pair reads and writes itself. `wire`, `pieces` and `registrations` decide, without I/O or threads. `greet` is how two agents meet.
 
 #![allow(non_snake_case, reason = "NIXL looks for libplugin_NAME.so")]
 
@@ -18,6 +18,7 @@ mod greet;
 mod log;
 mod on_gpu;
 mod pieces;
+mod regions;
 mod registrations;
 mod session;
 mod status;

@@ -8,6 +8,8 @@ use crate::wire::{MOST_PLACES, Place};
 pub struct Piece {
     /// Address in this process.
     pub here: u64,
+    /// The registration of this process that it lies in.
+    pub key: u64,
     /// The GPU whose memory is at `here`, if it is GPU memory.
     pub device: u32,
     /// The peer's registration and the address there.
@@ -49,7 +51,6 @@ pub fn join(
         return Err(Status::Mismatch);
     }
     let mut all: Vec<Piece> = Vec::with_capacity(here.len());
-    let mut last_key = None;
     for (a, b) in here.zip(there) {
         if a.length != b.length {
             return Err(Status::Mismatch);
@@ -61,8 +62,8 @@ pub fn join(
             continue;
         }
         match all.last_mut() {
-            Some(Piece { here, there, .. })
-                if last_key == Some(a.key)
+            Some(Piece { here, key, there, .. })
+                if *key == a.key
                     && there.key == b.key
                     && *here + there.length == a.address
                     && there.address + there.length == b.address =>
@@ -71,11 +72,11 @@ pub fn join(
             }
             _ => all.push(Piece {
                 here: a.address,
+                key: a.key,
                 device: a.device,
                 there: Place { key: b.key, address: b.address, length: b.length },
             }),
         }
-        last_key = Some(a.key);
     }
     Ok(all)
 }
@@ -137,7 +138,7 @@ mod tests {
     }
 
     fn piece(here: u64, key: u64, address: u64, length: u64) -> Piece {
-        Piece { here, device: 0, there: Place { key, address, length } }
+        Piece { here, key: 1, device: 0, there: Place { key, address, length } }
     }
 
     #[test]

@@ -41,7 +41,7 @@ pub struct Own {
     pub memory: Memory,
     /// The GPU whose memory it is.
     pub device: u32,
-    /// Copies of GPU memory hold a clone while they use it.
+    /// Copies of GPUs, and bytes on their way out of it, hold a clone while they use it.
     pub users: Arc<()>,
     /// The connections whose peers may copy into and out of it directly.
     pub leased: HashSet<u64>,

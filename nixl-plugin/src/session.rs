@@ -2,8 +2,9 @@
 //! what there is credit for; it never waits.
 //!
 //! A WRITE goes as payload with its places, and the peer says how many WRITEs are in place. A READ asks in requests of bounded size,
-//! [`JOBS`] of them at once, and the peer sends their payload. Between host memory of two processes of one host the bytes are copied
-//! directly instead, once the peer has leased its registrations (`transfer.rs`).
+//! [`JOBS`] of them at once, and the peer sends their payload. Larger pieces of host memory are put from region to region of the queue
+//! pair instead, once the peer has leased its registrations (`regions.rs`). Between host memory of two processes of one host the bytes are copied
+//! directly, with leases too (`transfer.rs`).
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -15,10 +16,11 @@ use crate::gate::{Gate, Reached};
 use crate::gpu::{Gpus, Lists};
 use crate::on_gpu::{Grave, OnGpu, Then, Within};
 use crate::pieces::{self, Cursor, Piece};
-use crate::registrations::{Memory, Registrations};
+use crate::regions::{LEAST, Regions, Standing};
+use crate::registrations::{Memory, Own, Registrations};
 use crate::status::Status;
 use crate::transfer::{Copying, Lease, Transfer, Way};
-use crate::wire::{CHUNK, GPU_CHUNK, HEAD, MOST_PLACES, Message, Place, TOKEN, payload_after};
+use crate::wire::{CHUNK, GPU_CHUNK, HEAD, MOST_PLACES, Message, Place, Remote, TOKEN, payload_after};
 
 /// Requests of READs that are under way at once, each way.
 const JOBS: usize = 16;
@@ -107,12 +109,16 @@ struct Job {
     transfer: Arc<Transfer>,
     cursor: Cursor,
     left: u64,
+    /// The peer may put its bytes into regions here.
+    straight: Option<Arc<()>>,
 }
 
 /// A request of the peer that we answer.
 struct Serve {
     job: u64,
     places: Vec<Place>,
+    /// Regions of the peer that the bytes are put into; empty: they go in messages.
+    into: Vec<Place>,
     index: usize,
     offset: u64,
 }
@@ -145,7 +151,7 @@ pub struct Session {
     end: HostEnd,
     comm: Comm,
     control: VecDeque<(u32, Vec<u8>)>,
-    /// Transfers that wait for the peer's hello or its leases.
+    /// Transfers that wait for the peer's hello, its leases, or regions here.
     early: Vec<Arc<Transfer>>,
     sending: VecDeque<Arc<Transfer>>,
     sent: VecDeque<Arc<Transfer>>,
@@ -166,6 +172,9 @@ pub struct Session {
     /// What lets the peer copy directly.
     gate: Option<Gate>,
     leases: HashMap<u64, Leased>,
+    /// Registrations here that the peer wants leased, once it is known whether they are regions.
+    wanted: Vec<u64>,
+    regions: Regions,
     copying: Vec<Arc<Copying>>,
     revoking: Vec<(u64, Arc<Lease>)>,
 }
@@ -208,23 +217,36 @@ impl Session {
             direct: if gate.is_some() { Direct::Unknown } else { Direct::No },
             gate,
             leases: HashMap::new(),
+            wanted: Vec::new(),
+            regions: Regions::default(),
             copying: Vec::new(),
             revoking: Vec::new(),
         }
     }
 
     /// Starts a transfer that has begun. A copy that is small was made when this returns a copy that has no more.
-    pub fn start(&mut self, transfer: Arc<Transfer>) -> Option<Arc<Copying>> {
+    pub fn start(
+        &mut self,
+        transfer: Arc<Transfer>,
+        registrations: &mut Registrations,
+    ) -> Option<Arc<Copying>> {
         match &self.direct {
             Direct::Unknown => self.early.push(transfer),
-            Direct::No => self.sending.push_back(transfer),
+            Direct::No => match self.goes_straight(&transfer, registrations) {
+                Ok(Some(straight)) => {
+                    transfer.run().straight = straight;
+                    self.sending.push_back(transfer);
+                }
+                Ok(None) => self.early.push(transfer),
+                Err(status) => transfer.end(status),
+            },
             // No copy ends it, or GPUs copy.
             Direct::Yes(_) if transfer.pieces.is_empty() || transfer.is_gpu() => {
                 self.sending.push_back(transfer)
             }
             Direct::Yes(reached) => {
                 let reached = reached.clone();
-                match self.lease(&transfer) {
+                match self.lease(&transfer, false) {
                     Ok(Some(leases)) => {
                         let copying = Arc::new(Copying::new(transfer, Way::Process(reached, leases)));
                         copying.transfer.run().copying = Some(copying.clone());
@@ -239,8 +261,35 @@ impl Session {
         None
     }
 
+    /// Whether a transfer's bytes go from region to region. `None`: that is not known yet.
+    fn goes_straight(
+        &mut self,
+        transfer: &Transfer,
+        registrations: &mut Registrations,
+    ) -> Result<Option<bool>, Status> {
+        if transfer.is_gpu() || transfer.bytes < LEAST * transfer.pieces.len().max(1) as u64 {
+            return Ok(Some(false));
+        }
+        let mut known = true;
+        for key in &transfer.own_keys {
+            match self.regions.standing(self.end.queue_pair(), *key, registrations.own(*key)?) {
+                Standing::Unknown => known = false,
+                Standing::Region(..) => {}
+                Standing::None => return Ok(Some(false)),
+            }
+        }
+        if transfer.write {
+            match self.lease(transfer, true)? {
+                None => known = false,
+                Some(leases) if leases.iter().any(|lease| lease.region.is_none()) => return Ok(Some(false)),
+                Some(_) => {}
+            }
+        }
+        Ok(known.then_some(true))
+    }
+
     /// The leases of a transfer; asks for those that are missing.
-    fn lease(&mut self, transfer: &Transfer) -> Result<Option<Vec<Arc<Lease>>>, Status> {
+    fn lease(&mut self, transfer: &Transfer, region: bool) -> Result<Option<Vec<Arc<Lease>>>, Status> {
         let mut all = Vec::with_capacity(transfer.their_keys.len());
         for key in &transfer.their_keys {
             match self.leases.get(key) {
@@ -249,7 +298,7 @@ impl Session {
                 Some(Leased::Refused) => return Err(Status::NotFound),
                 None => {
                     self.leases.insert(*key, Leased::Asked);
-                    self.say(&Message::Ask { key: *key });
+                    self.say(&Message::Ask { key: *key, region });
                 }
             }
         }
@@ -294,19 +343,37 @@ impl Session {
             && self.early.is_empty()
     }
 
+    /// Whether bytes are under way out of regions.
+    #[cfg(test)]
+    pub fn puts(&self) -> bool {
+        self.regions.puts()
+    }
+
     /// Breaks the link of the queue pair, which is replaced. False: no link stands now.
     #[cfg(test)]
     pub fn break_link(&self) -> bool {
         self.end.queue_pair().break_link().unwrap()
     }
 
-    /// Whether messages wait for GPUs, which wake nobody.
-    pub fn is_on_gpu(&self) -> bool {
-        !self.on_gpu.is_empty()
+    /// Whether something waits for GPUs or for a thread that registers memory: neither wakes anybody.
+    pub fn needs_looks(&self) -> bool {
+        !self.on_gpu.is_empty() || self.regions.is_asked()
+    }
+
+    /// Ends the use of a registration that the peer may not name any more. False: something still uses its memory.
+    pub fn let_go(&mut self, key: u64, own: &Own) -> bool {
+        let lands = |job: &Job| job.straight.is_some() && job.transfer.uses(key);
+        !self.jobs.values().any(lands) && self.regions.let_go(key, own)
     }
 
     /// Takes what has come, and sends what can be sent. True if there was something. Copies that can begin go to `begun`.
     pub fn progress(&mut self, shared: &mut Shared, begun: &mut Vec<Arc<Copying>>) -> Result<bool, Ended> {
+        if self.regions.ask_again() {
+            for key in std::mem::take(&mut self.wanted) {
+                self.grant(key, true, &mut shared.registrations);
+            }
+            self.start_early(&mut shared.registrations, begun);
+        }
         let received = self.receive(shared, begun)?;
         self.settle();
         let filled = self.on_gpu.publish(&mut shared.gpus, &mut self.end)?;
@@ -387,17 +454,24 @@ impl Session {
     ) -> Result<(), Ended> {
         let length = message.message().length;
         match decoded {
-            Message::Hello { place, token } => self.hello(place, &token, begun),
+            Message::Hello { place, token } => {
+                self.hello(place, &token, &mut shared.registrations, begun);
+            }
             // Their payload was taken before.
             Message::Write { .. } | Message::Data { .. } => {}
-            Message::Read { job, places } => {
+            Message::Read { job, places, mut into } => {
                 if self.serving.len() >= JOBS {
                     return Err(format!("it sent more than {JOBS} requests at once").into());
                 }
                 let mut checker = shared.registrations.checker();
                 let checked = places.iter().try_for_each(|place| checker.check(place).map(drop));
                 match checked {
-                    Ok(()) => self.serving.push_back(Serve { job, places, index: 0, offset: 0 }),
+                    Ok(()) => {
+                        if !into.is_empty() && !self.puts_from(&places, &mut shared.registrations) {
+                            into.clear();
+                        }
+                        self.serving.push_back(Serve { job, places, into, index: 0, offset: 0 });
+                    }
                     Err(status) => {
                         self.say(&Message::Data { job, last: true, status: status as i32, payload: HEAD })
                     }
@@ -421,6 +495,7 @@ impl Session {
                 for _ in 0..more.ok_or("it says that transfers are in place which there are not")? {
                     let transfer = self.sent.pop_front().expect("counted above");
                     let failed = transfer.run().failed;
+                    self.regions.arrived(&transfer.users);
                     transfer.end(failed.unwrap_or(Status::Success));
                     self.done += 1;
                 }
@@ -431,17 +506,20 @@ impl Session {
                     transfer.run().failed.get_or_insert(Status::of(status));
                 }
             }
-            Message::Ask { key } => {
-                let own =
-                    shared.registrations.own(key).ok().filter(|own| !own.ends && own.memory == Memory::Host);
-                let granted = own.map(|own| own.leased.insert(self.number)).is_some();
-                self.say(&Message::Lease { key, granted });
-            }
-            Message::Lease { key, granted } => {
+            Message::Ask { key, region } => self.grant(key, region, &mut shared.registrations),
+            Message::Lease { key, granted, region } => {
                 let asked = self.leases.get_mut(&key).filter(|lease| matches!(lease, Leased::Asked));
                 let asked = asked.ok_or("it leases what nobody asked for")?;
-                *asked = if granted { Leased::Granted(Arc::default()) } else { Leased::Refused };
-                self.start_early(begun);
+                let lease = Lease { region, ..Lease::default() };
+                *asked = if granted { Leased::Granted(Arc::new(lease)) } else { Leased::Refused };
+                self.start_early(&mut shared.registrations, begun);
+            }
+            Message::Landed { job } => {
+                let known = self.jobs.get(&job).is_some_and(|job| job.straight.is_some());
+                if !known {
+                    return Err("it says that bytes have landed which nobody asked for".into());
+                }
+                self.answered(job, true, 0);
             }
             Message::Revoke { key } => {
                 // What was refused stays refused: keys are not given twice.
@@ -462,20 +540,55 @@ impl Session {
         Ok(())
     }
 
-    fn hello(&mut self, place: u64, token: &[u8; TOKEN], begun: &mut Vec<Arc<Copying>>) {
+    /// Answers a peer that wants a lease, or does so once it is known whether the registration is a region.
+    fn grant(&mut self, key: u64, by_region: bool, registrations: &mut Registrations) {
+        let own = registrations.own(key).ok().filter(|own| !own.ends && own.memory == Memory::Host);
+        let mut region = None;
+        if let Some(own) = own.as_deref().filter(|_| by_region) {
+            match self.regions.standing(self.end.queue_pair(), key, own) {
+                Standing::Unknown if self.wanted.contains(&key) => return,
+                Standing::Unknown => return self.wanted.push(key),
+                Standing::Region(of, base) => region = Some(Remote { rkey: of.key(), base }),
+                Standing::None => {}
+            }
+        }
+        let granted = own.map(|own| own.leased.insert(self.number)).is_some();
+        self.say(&Message::Lease { key, granted, region });
+    }
+
+    /// Whether all bytes of a request can be put out of regions here. Registrations that are none become regions meanwhile.
+    fn puts_from(&mut self, places: &[Place], registrations: &mut Registrations) -> bool {
+        let (mut all, mut last) = (true, None);
+        for key in places.iter().map(|place| place.key) {
+            if last.replace(key) != Some(key) {
+                all &= registrations.own(key).is_ok_and(|own| {
+                    matches!(self.regions.standing(self.end.queue_pair(), key, own), Standing::Region(..))
+                });
+            }
+        }
+        all
+    }
+
+    fn hello(
+        &mut self,
+        place: u64,
+        token: &[u8; TOKEN],
+        registrations: &mut Registrations,
+        begun: &mut Vec<Arc<Copying>>,
+    ) {
         if let Direct::Unknown = self.direct {
             // The kernel says which process it is; the token shows that it is the one that this process numbers so.
             let pid = self.comm.process_of(1 - self.comm.rank()).ok().flatten();
             let reached = pid.filter(|_| place != 0).and_then(|pid| Reached::find(pid, place, token));
             tracing::info!(peer = self.peer, pid, direct = reached.is_some(), "connected");
             self.direct = reached.map_or(Direct::No, |reached| Direct::Yes(Arc::new(reached)));
-            self.start_early(begun);
+            self.start_early(registrations, begun);
         }
     }
 
-    fn start_early(&mut self, begun: &mut Vec<Arc<Copying>>) {
+    fn start_early(&mut self, registrations: &mut Registrations, begun: &mut Vec<Arc<Copying>>) {
         for transfer in std::mem::take(&mut self.early) {
-            begun.extend(self.start(transfer));
+            begun.extend(self.start(transfer, registrations));
         }
     }
 
@@ -589,6 +702,7 @@ impl Session {
 
     /// Ends copies whose last batch is done, and answers revocations that nothing holds up any more.
     fn settle(&mut self) {
+        self.regions.settle(&self.end);
         self.copying.retain(|copying| copying.transfer.is_active() || copying.is_running());
         let Session { revoking, copying, .. } = self;
         let free = |lease: &Arc<Lease>| !copying.iter().any(|c| c.uses(lease) && c.is_running());
@@ -624,9 +738,9 @@ impl Session {
             }
             // By turns, so that neither way waits for the other.
             self.serves = !self.serves;
-            let first = if self.serves { self.serve(shared)? } else { self.send_transfer(&mut shared.gpus)? };
+            let first = if self.serves { self.serve(shared)? } else { self.send_transfer(shared)? };
             let sent = match first {
-                None if self.serves => self.send_transfer(&mut shared.gpus)?,
+                None if self.serves => self.send_transfer(shared)?,
                 None => self.serve(shared)?,
                 some => some,
             };
@@ -638,6 +752,9 @@ impl Session {
     /// Sends a part of the peer's oldest request. The bytes; `None`: there is none, or no credit.
     fn serve(&mut self, shared: &mut Shared) -> Result<Option<usize>, Ended> {
         let Some(serve) = self.serving.front_mut() else { return Ok(None) };
+        if !serve.into.is_empty() {
+            return self.serve_straight(&shared.registrations);
+        }
         let rest: u64 = serve.places[serve.index..].iter().map(|p| p.length).sum::<u64>() - serve.offset;
         let of_gpu =
             |place: &Place| shared.registrations.check(place).is_ok_and(|own| own.memory == Memory::Gpu);
@@ -693,10 +810,91 @@ impl Session {
         Ok(Some(bytes))
     }
 
-    /// Sends the next message of the oldest transfer.
-    fn send_transfer(&mut self, gpus: &mut Gpus) -> Result<Option<usize>, Ended> {
+    /// Puts bytes of the peer's oldest request into its regions, as [`Session::serve`] does by messages.
+    fn serve_straight(&mut self, registrations: &Registrations) -> Result<Option<usize>, Ended> {
+        let Some(serve) = self.serving.front_mut() else { return Ok(None) };
+        let (place, to) = (serve.places[serve.index], serve.into[serve.index]);
+        let own = match registrations.check(&place) {
+            Ok(own) => own,
+            Err(e) => {
+                // The registration has ended meanwhile.
+                let ended = Message::Data { job: serve.job, last: true, status: e as i32, payload: HEAD };
+                self.serving.pop_front();
+                self.say(&ended);
+                return Ok(Some(0));
+            }
+        };
+        let (offset, length) = (serve.offset, place.length - serve.offset);
+        let to =
+            (Remote { rkey: to.key as u32, base: 0 }, Place { address: to.address + offset, length, ..to });
+        let from = (place.key, place.address + offset);
+        let Some(put) = self.regions.put(&mut self.end, from, to, [&own.users; 2])? else { return Ok(None) };
+        serve.offset += put;
+        if serve.offset == place.length {
+            (serve.index, serve.offset) = (serve.index + 1, 0);
+        }
+        if serve.index == serve.places.len() {
+            let landed = Message::Landed { job: serve.job };
+            self.serving.pop_front();
+            self.say(&landed);
+        }
+        Ok(Some(put as usize))
+    }
+
+    /// Sends the next message or put of the oldest transfer.
+    fn send_transfer(&mut self, shared: &mut Shared) -> Result<Option<usize>, Ended> {
         let Some(transfer) = self.sending.front().cloned() else { return Ok(None) };
-        if transfer.write { self.send_write(&transfer, gpus) } else { self.send_read(&transfer) }
+        match transfer.write {
+            true if transfer.run().straight => self.put(&transfer, &mut shared.registrations),
+            true => self.send_write(&transfer, &mut shared.gpus),
+            false => self.send_read(&transfer),
+        }
+    }
+
+    /// Puts the next bytes of a WRITE into the peer's region, or tells the peer that all are there.
+    fn put(
+        &mut self,
+        transfer: &Arc<Transfer>,
+        registrations: &mut Registrations,
+    ) -> Result<Option<usize>, Ended> {
+        let mut run = transfer.run();
+        let mut cursor = run.cursor;
+        // With the agent's lock, which a call that cancels takes too.
+        let cancelled = transfer.cancelled.load(Ordering::Relaxed);
+        let next = pieces::part(&transfer.pieces, &mut cursor, u64::MAX, 1).next();
+        if let Some(piece) = next.filter(|_| !cancelled && run.failed.is_none()) {
+            let lease = match self.leases.get(&piece.there.key) {
+                Some(Leased::Granted(lease)) => lease.region,
+                _ => None,
+            };
+            let Some(to) = lease else {
+                run.failed = Some(Status::NotFound);
+                return Ok(Some(0));
+            };
+            // Deregistering cancels the transfer.
+            let own = registrations.own(piece.key).map_err(|_| "a transfer outlives its registration")?;
+            let users = [&transfer.users, &own.users];
+            let Some(put) =
+                self.regions.put(&mut self.end, (piece.key, piece.here), (to, piece.there), users)?
+            else {
+                return Ok(None);
+            };
+            let length = piece.there.length;
+            run.cursor.offset += put;
+            if put == length {
+                run.cursor = cursor;
+            }
+            return Ok(Some(put as usize));
+        }
+        let note = run.note.take().filter(|_| !cancelled && run.failed.is_none());
+        drop(run);
+        self.sending.pop_front();
+        self.sent.push_back(transfer.clone());
+        self.say(&Message::Write { transfer: transfer.id, last: true, places: Vec::new(), payload: HEAD });
+        if let Some(note) = note {
+            self.notify(&note);
+        }
+        Ok(Some(0))
     }
 
     fn send_write(&mut self, transfer: &Arc<Transfer>, gpus: &mut Gpus) -> Result<Option<usize>, Ended> {
@@ -760,12 +958,19 @@ impl Session {
         let mut run = transfer.run();
         let begin = run.cursor;
         let ends = transfer.cancelled.load(Ordering::Relaxed) || run.failed.is_some();
-        let places: Vec<Place> = match ends {
-            true => Vec::new(),
-            false => {
-                pieces::part(&transfer.pieces, &mut run.cursor, JOB, MOST_PLACES).map(|p| p.there).collect()
+        let straight = run.straight.then(|| transfer.users.clone());
+        let (mut places, mut into) = (Vec::new(), Vec::new());
+        if !ends {
+            for piece in pieces::part(&transfer.pieces, &mut run.cursor, JOB, MOST_PLACES) {
+                places.push(piece.there);
+                if straight.is_some() {
+                    let Remote { rkey, base } =
+                        self.regions.own(piece.key).ok_or("a transfer outlives its region")?;
+                    let (key, address) = (rkey.into(), piece.here - base);
+                    into.push(Place { key, address, length: piece.there.length });
+                }
             }
-        };
+        }
         if ends || places.is_empty() {
             drop(run);
             self.sending.pop_front();
@@ -778,8 +983,8 @@ impl Session {
         let all = run.cursor.piece == transfer.pieces.len();
         drop(run);
         let left = places.iter().map(|p| p.length).sum();
-        self.jobs.insert(job, Job { transfer: transfer.clone(), cursor: begin, left });
-        self.say(&Message::Read { job, places });
+        self.jobs.insert(job, Job { transfer: transfer.clone(), cursor: begin, left, straight });
+        self.say(&Message::Read { job, places, into });
         if all {
             self.sending.pop_front();
         }
@@ -795,6 +1000,12 @@ impl Session {
         }
         // The queue pair's own end would tell the peer nothing as long as nothing is under way.
         self.comm.abort();
+        let _ = self.end.queue_pair().abort();
+        for key in std::mem::take(&mut self.regions).close() {
+            tracing::error!(peer = self.peer, "the queue pair does not end: memory that it uses must stay");
+            // Deregistering fails then.
+            let _ = registrations.own(key).map(|own| std::mem::forget(own.users.clone()));
+        }
         for lease in self.leases.values() {
             if let Leased::Granted(lease) = lease {
                 lease.revoked.store(true, Ordering::SeqCst);

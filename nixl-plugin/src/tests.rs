@@ -9,6 +9,7 @@ use pushgate::{Context, Settings};
 use crate::agent::{Agent, Described};
 use crate::gpu::Offer;
 use crate::greet::Connection;
+use crate::regions::LEAST;
 use crate::registrations::{self, Published};
 use crate::status::Status;
 use crate::wire::{HEAD, Message, PLACE, Place};
@@ -68,6 +69,11 @@ impl Memory {
     pub fn content(&self) -> Vec<u8> {
         // SAFETY: the memory is the test's, and the transfers that touch it have ended.
         (0..self.bytes).map(|i| unsafe { self.at.add(i).read_volatile() }).collect()
+    }
+
+    fn fill(&self, with: u8) {
+        // SAFETY: as above.
+        (0..self.bytes).for_each(|i| unsafe { self.at.add(i).write_volatile(with) });
     }
 
     fn part(&self, from: usize, length: usize, registration: u64) -> Described {
@@ -140,6 +146,9 @@ fn p6_writes_and_reads_of_scattered_pages_end_with_the_bytes_in_place_and_their_
                 let transfer = first.prepare(write, "second", kinds, &own, &theirs).unwrap();
                 let text = format!("round {round}");
                 assert_eq!(run(&first, &transfer, Some(text.as_bytes())), Status::Success);
+                let straight =
+                    kinds == [HOST, HOST] && page as u64 >= LEAST && !way.contains(&("qp", "local"));
+                assert_eq!(transfer.run().straight, straight, "{way:?}, {kinds:?}, {page}");
                 let got = if write { there.content() } else { here.content() };
                 assert!(got == expected, "{way:?}, {kinds:?}, {count} pages of {page}, write: {write}");
                 assert_eq!(next_note(&second), ("first".into(), text.into_bytes()));
@@ -222,35 +231,46 @@ fn p6_transfers_within_an_agent_end_with_the_bytes_in_place_and_their_notificati
 }
 
 #[test]
-fn p8_memory_of_a_gpu_is_not_touched_after_its_transfer_is_released_or_its_registration_has_ended() {
-    for way in ways() {
+fn p8_memory_is_not_touched_after_its_transfer_is_released_or_its_registration_has_ended() {
+    for (way, kind) in ways().into_iter().flat_map(|way| [HOST, GPU].map(|kind| (way.clone(), kind))) {
         let [first, second] = pair(&way);
         let bytes = 8 << 20;
         for round in 0..30 {
             let [here, there] = [(&first, round), (&second, round + 100)]
-                .map(|(agent, seed)| Memory::within(agent, bytes, seed, 0, GPU));
-            let loaded = first.load("second", &second.publish(there.key).unwrap(), GPU).unwrap();
+                .map(|(agent, seed)| Memory::within(agent, bytes, seed, 0, kind));
+            let loaded = first.load("second", &second.publish(there.key).unwrap(), kind).unwrap();
             let write = round % 2 == 0;
             let pages =
                 |of: &Memory, key| (0..64).rev().map(|i| of.part(i << 17, 100_000, key)).collect::<Vec<_>>();
-            let transfer = first
-                .prepare(write, "second", [GPU, GPU], &pages(&here, here.key), &pages(&there, loaded))
-                .unwrap();
+            let prepare = |write| {
+                let (here, there) = (pages(&here, here.key), pages(&there, loaded));
+                first.prepare(write, "second", [kind, kind], &here, &there).unwrap()
+            };
+            // Both ends have leased their memory and know it after these.
+            for write in [false, true] {
+                let before = prepare(write);
+                assert_eq!(run(&first, &before, None), Status::Success);
+                first.release(&before).unwrap();
+            }
+            let transfer = prepare(write);
             first.post(&transfer, None).unwrap();
-            for _ in 0..round * 7 {
+            for _ in 0..round / 6 * 7 {
                 first.check(&transfer);
             }
             // The owner takes the memory back while copies may be under way; the other end's transfer fails then.
-            let mut owner = &here;
+            let (mut owner, mut other) = (&here, &there);
             match round % 3 {
-                0 => first.release(&transfer).unwrap(),
+                0 => {
+                    first.release(&transfer).unwrap();
+                    assert!(!first.puts(), "{way:?}, {kind}, round {round}: it is still read");
+                }
                 1 => first.deregister(here.key).unwrap(),
                 _ => {
                     second.deregister(there.key).unwrap();
-                    owner = &there;
+                    (owner, other) = (&there, &here);
                 }
             }
-            let before = owner.content();
+            owner.fill(0x5a);
             let mut status = first.check(&transfer);
             let begin = Instant::now();
             while status == Status::InProgress {
@@ -261,13 +281,19 @@ fn p8_memory_of_a_gpu_is_not_touched_after_its_transfer_is_released_or_its_regis
                 first.notifications();
                 second.notifications();
             }
-            assert!(owner.content() == before, "{way:?}, round {round}");
+            assert!(
+                owner.content().iter().all(|byte| *byte == 0x5a),
+                "{way:?}, {kind}, round {round}: written"
+            );
+            let read = other.content().chunks(64).any(|bytes| bytes == [0x5a; 64]);
+            assert!(!read, "{way:?}, {kind}, round {round}: read");
             first.release(&transfer).unwrap();
             // Only then may the test's memory be another agent's.
             for (agent, memory) in [(&first, &here), (&second, &there)] {
                 let _ = agent.deregister(memory.key);
             }
         }
+        assert_eq!(first.connections(), 1, "{way:?}, {kind}: the connection has ended");
     }
 }
 
@@ -303,13 +329,17 @@ fn hostile(random: &mut Random, victim: &Memory) -> (u32, Vec<u8>) {
         1 | 2 | 12.. => {
             Message::Write { transfer: number, last: true, payload: HEAD + places.len() * PLACE, places }
         }
-        3 => Message::Read { job: number, places },
+        3 => Message::Read {
+            job: number,
+            into: if key.is_multiple_of(2) { places.clone() } else { Vec::new() },
+            places,
+        },
         4 => Message::Data { job: number, last: true, status: 0, payload: HEAD },
         5 => Message::Note { last: number == 0, payload: HEAD },
         6 => Message::Done { count: number },
         7 => Message::Failed { transfer: number, status: -3 },
-        8 => Message::Ask { key },
-        9 => Message::Lease { key, granted: true },
+        8 => Message::Ask { key, region: number.is_multiple_of(2) },
+        9 => Message::Lease { key, granted: true, region: None },
         10 => Message::Revoke { key },
         11 => Message::Revoked { key },
     };
@@ -332,14 +362,14 @@ fn hostile(random: &mut Random, victim: &Memory) -> (u32, Vec<u8>) {
 
 #[test]
 fn p8_a_hostile_agent_touches_no_memory_and_stops_no_other_connection() {
-    for kind in [HOST, GPU] {
-        a_hostile_agent_touches_no_memory(kind);
+    let ways = [[("qp", "local"), ("host", "127.0.0.1")], [("qp", "tcp"), ("host", "127.0.0.1")]];
+    for (way, kind) in [(ways[0], HOST), (ways[0], GPU), (ways[1], HOST)] {
+        a_hostile_agent_touches_no_memory(&way, kind);
     }
 }
 
-fn a_hostile_agent_touches_no_memory(kind: i32) {
-    let way = [("qp", "local")];
-    let [friend, victim] = [agent("friend", &way), agent("victim", &way)];
+fn a_hostile_agent_touches_no_memory(way: &[(&str, &str)], kind: i32) {
+    let [friend, victim] = [agent("friend", way), agent("victim", way)];
     friend.load_connection("victim", &victim.connection()).unwrap();
     let (here, secret, open) = (
         Memory::new(&friend, 4096, 3),
@@ -351,7 +381,7 @@ fn a_hostile_agent_touches_no_memory(kind: i32) {
         .prepare(true, "victim", [0, 0], &[here.part(0, 4096, here.key)], &[open.part(0, 4096, loaded)])
         .unwrap();
     let mut settings = Settings::default();
-    for (key, value) in [("device", "cpu"), ("qp", "local"), ("timeout", "20s")] {
+    for (key, value) in [("device", "cpu"), ("timeout", "20s")].iter().chain(way) {
         settings.set(key, value).unwrap();
     }
     let context = Context::builder().settings(settings).build().unwrap();

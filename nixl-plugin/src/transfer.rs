@@ -11,6 +11,7 @@ use crate::gate::Reached;
 use crate::pieces::{Cursor, Piece, cuts, part};
 use crate::registrations::Memory;
 use crate::status::Status;
+use crate::wire::Remote;
 
 /// Bytes that one thread copies between two looks at what may end the copy.
 const BATCH: u64 = 512 << 10;
@@ -28,6 +29,8 @@ const NO_PROCESS: i32 = 3;
 pub struct Lease {
     /// The peer has revoked it.
     pub revoked: AtomicBool,
+    /// The region by which it may be written.
+    pub region: Option<Remote>,
 }
 
 /// How the bytes of a run go.
@@ -65,10 +68,12 @@ pub struct Transfer {
     pub instance: String,
     /// What memories they are: here, and at the peer.
     pub memory: [Memory; 2],
-    /// Copies of GPU memory of this process hold a clone while they use it.
+    /// What uses memory of this process, a GPU or the queue pair, holds a clone as long as it does.
     pub users: Arc<()>,
     /// What is transferred.
     pub pieces: Vec<Piece>,
+    /// Bytes of it.
+    pub bytes: u64,
     /// The registrations of this process that the pieces lie in.
     pub own_keys: Vec<u64>,
     /// The peer's.
@@ -87,8 +92,10 @@ pub struct Transfer {
 pub struct Run {
     /// The notification that follows it.
     pub note: Option<Vec<u8>>,
-    /// Where the next message begins.
+    /// Where the next message begins, or the next put.
     pub cursor: Cursor,
+    /// Bytes go from region to region.
+    pub straight: bool,
     /// Requests of a READ that were sent and are not answered.
     pub jobs: usize,
     /// Why it has failed, though more messages of it may come.
@@ -115,6 +122,7 @@ impl Transfer {
             instance,
             memory,
             users: Arc::default(),
+            bytes: pieces.iter().map(|piece| piece.there.length).sum(),
             batches: cuts(&pieces, BATCH, BATCH_PIECES),
             pieces,
             own_keys,
@@ -166,7 +174,7 @@ impl Transfer {
         self.memory.contains(&Memory::Gpu)
     }
 
-    /// Whether a thread or a GPU copies bytes of it now.
+    /// Whether a thread, a GPU or a queue pair uses memory of it now.
     pub fn is_copied(&self) -> bool {
         is_used(&self.users) || self.run().copying.as_ref().is_some_and(|copying| copying.is_running())
     }
@@ -177,7 +185,7 @@ impl Transfer {
     }
 }
 
-/// Whether copies of GPUs hold a clone. False: they have ended, and what they did is seen.
+/// Whether what uses memory holds a clone. False: it has ended, and what it did is seen.
 pub fn is_used(users: &Arc<()>) -> bool {
     let used = Arc::strong_count(users) > 1;
     // With the release of the clone that was dropped last.

@@ -32,6 +32,15 @@ pub struct Place {
     pub length: u64,
 }
 
+/// A region of a queue pair's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remote {
+    /// The region's rkey.
+    pub rkey: u32,
+    /// Address of the first byte in its owner's process.
+    pub base: u64,
+}
+
 /// A message without its payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
@@ -59,6 +68,13 @@ pub enum Message {
         job: u64,
         /// What is read, in order.
         places: Vec<Place>,
+        /// Nothing, or where each place's bytes may be put: `key` is the rkey of a region of the sender, `address` an offset in it.
+        into: Vec<Place>,
+    },
+    /// All bytes of a request were put where it said.
+    Landed {
+        /// The request.
+        job: u64,
     },
     /// Payload of a READ, in the order of its places.
     Data {
@@ -90,17 +106,21 @@ pub enum Message {
         /// Why, a value of `nixl_status_t`.
         status: i32,
     },
-    /// Asks to copy into and out of a registration's memory directly, until that is revoked.
+    /// Asks to write a registration's memory directly, until that is revoked; from process to process, to read it too.
     Ask {
         /// The registration.
         key: u64,
+        /// By puts into a region of the queue pair; else from process to process.
+        region: bool,
     },
     /// Answers [`Message::Ask`].
     Lease {
         /// The registration.
         key: u64,
-        /// Whether its memory may be copied directly.
+        /// Whether its memory may be written directly.
         granted: bool,
+        /// The region, if that was asked for and there is one.
+        region: Option<Remote>,
     },
     /// The registration ends: nothing may touch its memory any more.
     Revoke {
@@ -127,7 +147,11 @@ mod kind {
     pub const LEASE: u32 = 9;
     pub const REVOKE: u32 = 10;
     pub const REVOKED: u32 = 11;
+    pub const LANDED: u32 = 12;
 }
+
+/// The word of a lease that names a region.
+const LEASED_REGION: u64 = 2;
 
 /// Where the payload of a message begins that has `places` places.
 pub fn payload_after(places: usize) -> usize {
@@ -146,21 +170,28 @@ impl Message {
             Write { transfer, last, places, payload } => {
                 (kind::WRITE, [*transfer, places.len() as u64, *payload as u64, (*last).into()], places)
             }
-            Read { job, places } => (kind::READ, [*job, places.len() as u64, 0, 0], places),
+            Read { job, places, into } => {
+                (kind::READ, [*job, places.len() as u64, (!into.is_empty()).into(), 0], places)
+            }
+            Landed { job } => (kind::LANDED, [*job, 0, 0, 0], &[]),
             Data { job, last, status, payload } => {
                 (kind::DATA, [*job, *status as u32 as u64, *payload as u64, (*last).into()], &[])
             }
             Note { last, payload } => (kind::NOTE, [0, 0, *payload as u64, (*last).into()], &[]),
             Done { count } => (kind::DONE, [*count, 0, 0, 0], &[]),
             Failed { transfer, status } => (kind::FAILED, [*transfer, *status as u32 as u64, 0, 0], &[]),
-            Ask { key } => (kind::ASK, [*key, 0, 0, 0], &[]),
-            Lease { key, granted } => (kind::LEASE, [*key, (*granted).into(), 0, 0], &[]),
+            Ask { key, region } => (kind::ASK, [*key, (*region).into(), 0, 0], &[]),
+            Lease { key, granted, region: None } => (kind::LEASE, [*key, (*granted).into(), 0, 0], &[]),
+            Lease { key, region: Some(Remote { rkey, base }), .. } => {
+                (kind::LEASE, [*key, LEASED_REGION, (*rkey).into(), *base], &[])
+            }
             Revoke { key } => (kind::REVOKE, [*key, 0, 0, 0], &[]),
             Revoked { key } => (kind::REVOKED, [*key, 0, 0, 0], &[]),
         };
         let mut bytes = Vec::with_capacity(HEAD + places.len() * PLACE);
         words.iter().for_each(|word| bytes.extend(word.to_le_bytes()));
-        for Place { key, address, length } in places {
+        let into: &[Place] = if let Read { into, .. } = self { into } else { &[] };
+        for Place { key, address, length } in places.iter().chain(into) {
             [key, address, length].iter().for_each(|word| bytes.extend(word.to_le_bytes()));
         }
         (tag, bytes)
@@ -192,8 +223,9 @@ impl Message {
             status @ -32..=0 if word >> 32 == 0 => Ok(status),
             _ => Err("no status that there is"),
         };
-        let places = || {
+        let places = |tables: usize| {
             let count = usize::try_from(b).ok().filter(|n| *n <= MOST_PLACES).ok_or("too many places")?;
+            let count = tables * count;
             if HEAD + count * PLACE > length {
                 return Err("a table outside of its message");
             }
@@ -218,21 +250,37 @@ impl Message {
                 alone(Message::Hello { place: a, token })
             }
             kind::WRITE => {
-                let ((places, total), payload) = (places()?, payload()?);
+                let ((places, total), payload) = (places(1)?, payload()?);
                 if payload < HEAD + places.len() * PLACE || total != (length - payload) as u64 {
                     return Err("a payload that is not as long as its places");
                 }
                 Ok(Message::Write { transfer: a, last: flag(d)?, places, payload })
             }
-            kind::READ => Ok(Message::Read { job: a, places: places()?.0 }),
+            kind::READ => {
+                let straight = flag(c)?;
+                let mut places = places(1 + usize::from(straight))?.0;
+                let into = if straight { places.split_off(places.len() / 2) } else { Vec::new() };
+                let fit = |(place, to): (&Place, &Place)| {
+                    place.length == to.length && to.key <= u64::from(u32::MAX)
+                };
+                match !straight || !into.is_empty() && places.iter().zip(&into).all(fit) {
+                    true => Ok(Message::Read { job: a, places, into }),
+                    false => Err("a request whose bytes have no place to go"),
+                }
+            }
+            kind::LANDED => alone(Message::Landed { job: a }),
             kind::DATA => {
                 Ok(Message::Data { job: a, last: flag(d)?, status: status(b)?, payload: payload()? })
             }
             kind::NOTE => Ok(Message::Note { last: flag(d)?, payload: payload()? }),
             kind::DONE => alone(Message::Done { count: a }),
             kind::FAILED => alone(Message::Failed { transfer: a, status: status(b)? }),
-            kind::ASK => alone(Message::Ask { key: a }),
-            kind::LEASE => alone(Message::Lease { key: a, granted: flag(b)? }),
+            kind::ASK => alone(Message::Ask { key: a, region: flag(b)? }),
+            kind::LEASE if b == LEASED_REGION => {
+                let rkey = c.try_into().map_err(|_| "no key of a region")?;
+                alone(Message::Lease { key: a, granted: true, region: Some(Remote { rkey, base: d }) })
+            }
+            kind::LEASE => alone(Message::Lease { key: a, granted: flag(b)?, region: None }),
             kind::REVOKE => alone(Message::Revoke { key: a }),
             kind::REVOKED => alone(Message::Revoked { key: a }),
             _ => Err("a kind of message that there is not"),
@@ -258,14 +306,18 @@ mod tests {
                 7,
             ),
             (Message::Write { transfer: 1, last: false, places: vec![], payload: HEAD }, 0),
-            (Message::Read { job: 9, places }, 0),
+            (Message::Read { job: 9, places: places.clone(), into: vec![] }, 0),
+            (Message::Read { job: 9, into: places.clone(), places }, 0),
+            (Message::Landed { job: 9 }, 0),
             (Message::Data { job: 9, last: false, status: 0, payload: 64 }, 100),
             (Message::Data { job: 9, last: true, status: -4, payload: HEAD }, 0),
             (Message::Note { last: true, payload: HEAD }, 11),
             (Message::Done { count: 3 }, 0),
             (Message::Failed { transfer: 4, status: -3 }, 0),
-            (Message::Ask { key: 1 }, 0),
-            (Message::Lease { key: 1, granted: true }, 0),
+            (Message::Ask { key: 1, region: false }, 0),
+            (Message::Ask { key: 1, region: true }, 0),
+            (Message::Lease { key: 1, granted: true, region: None }, 0),
+            (Message::Lease { key: 1, granted: true, region: Some(Remote { rkey: 5, base: 4096 }) }, 0),
             (Message::Revoke { key: 1 }, 0),
             (Message::Revoked { key: 1 }, 0),
         ]

@@ -14,6 +14,7 @@ use pushgate_link::producer::{Producer, Received};
 
 use super::memory::{InboundPayload, Own};
 use super::queue_pair::QueuePair;
+use super::region::{Region, RegionKey};
 use crate::engine::Doorbell;
 use crate::error::{Error, Result};
 use crate::settings::DriveChoice;
@@ -142,7 +143,7 @@ impl QueuePair {
 
 impl HostEnd {
     /// The queue pair.
-    pub fn queue_pair(&self) -> &QueuePair {
+    pub fn queue_pair(&self) -> &Arc<QueuePair> {
         &self.qp
     }
 
@@ -210,6 +211,38 @@ impl HostEnd {
         self.until("credit for a put", |end| end.try_put(rkey, offset, payload, signal))
     }
 
+    /// Puts `length` bytes of a region of this end, from byte `from.1` on, into a region of the peer, without a copy at either end where
+    /// both regions are [direct](super::Region::is_direct). The bytes must not change until the peer has them: until
+    /// [`HostEnd::delivered`] is at least what [`HostEnd::posted`] is after this call. False without credit: then nothing was taken.
+    ///
+    /// A region of this end or of the peer that is not direct, and bytes that leave a region of the peer, end the queue pair.
+    ///
+    /// # Errors
+    /// Where the bytes leave the region of this end or are more than [`QueuePair::max_message`], or `offset` is 2^56 or more.
+    pub fn try_put_region(
+        &mut self,
+        from: (&Region, u64),
+        length: usize,
+        rkey: RegionKey,
+        offset: u64,
+    ) -> Result<bool> {
+        self.check_length(length)?;
+        let (region, begin) = from;
+        if begin.checked_add(length as u64).is_none_or(|end| end > region.len()) {
+            let given = format!("{length} bytes at {begin}");
+            return Err(Error::config("from", given, format!("bytes within the region's {}", region.len())));
+        }
+        if offset > abi::PUSHGATE_DATA_MASK {
+            return Err(Error::config("offset", offset, "less than 2^56"));
+        }
+        self.qp.check()?;
+        let (place, place_offset) = (region.key(), begin);
+        let record = Record { rkey, remote_offset: offset, place, place_offset, ..Record::new(Opcode::Put) };
+        let record = Record { flags: record.flags | Record::REGION, ..record };
+        // SAFETY: a payload that lies in a region is not read here.
+        Ok(unsafe { self.producer.post_raw(record, std::ptr::null(), length) }.is_some())
+    }
+
     /// Sets a signal of the peer, which comes after all that was posted before. A signal only grows: a smaller value changes nothing.
     /// False without credit: then nothing was taken.
     pub fn try_signal(&mut self, index: u32, value: u64) -> Result<bool> {
@@ -244,7 +277,17 @@ impl HostEnd {
 
     /// Whether the peer has all that was posted.
     pub fn is_flushed(&self) -> bool {
-        self.producer.delivered() >= self.producer.slots()
+        self.delivered() >= self.posted()
+    }
+
+    /// Work requests posted so far, with those that the queue pair needs itself.
+    pub fn posted(&self) -> u64 {
+        self.producer.slots()
+    }
+
+    /// How many of them the peer has: the first ones.
+    pub fn delivered(&self) -> u64 {
+        self.producer.delivered()
     }
 
     /// Takes the next message into `into`. `None`: there is none.
@@ -584,6 +627,41 @@ mod tests {
         from.signal(4, 9).unwrap();
         to.wait_signal(4, 9).unwrap();
         assert_eq!((to.signal_value(3).unwrap(), to.signal_value(5).unwrap()), (5, 0));
+    }
+
+    #[test]
+    fn p3_what_is_put_out_of_a_region_is_in_the_peers_region_before_the_message_after_it() {
+        let Pair { ends: [mut from, mut to], context, .. } = pair(&[("qp", "tcp"), ("window-size", "2M")]);
+        const LENGTH: usize = 3 << 20;
+        let [source, target] = ["source", "target"].map(|name| context.shared(name, LENGTH).unwrap());
+        let all = bytes(LENGTH, 5);
+        // SAFETY: nobody else accesses the memory yet.
+        unsafe { source.as_ptr().copy_from_nonoverlapping(NonNull::from(&all[0]), LENGTH) };
+        let own = from.queue_pair().register_shared(&source).unwrap();
+        let theirs = to.queue_pair().register_shared(&target).unwrap();
+        assert!(own.is_direct().unwrap() && theirs.is_direct().unwrap());
+        let mut put = |begin: u64, length, at| from.try_put_region((&own, begin), length, theirs.key(), at);
+        assert!(put(4096, 2 << 20, 64).unwrap());
+        for (begin, length, at) in
+            [(LENGTH as u64 - 7, 8, 0), (u64::MAX, 1, 0), (0, LENGTH + 1, 0), (0, 1, 1 << 56)]
+        {
+            let refused = put(begin, length, at);
+            assert!(matches!(refused, Err(Error::Config { .. })), "{length} bytes at {begin} to {at}");
+        }
+        from.send(b"after", 0).unwrap();
+        let mut into = [0; 8];
+        assert_eq!(to.recv(&mut into).unwrap().length, 5);
+        // SAFETY: the put has ended, and there is no other.
+        let got = unsafe { std::slice::from_raw_parts(target.as_ptr().as_ptr().add(64), 2 << 20) };
+        assert!(got == &all[4096..][..2 << 20]);
+        from.flush().unwrap();
+        assert!(from.posted() >= 2 && from.delivered() == from.posted());
+        assert!(own.deregister().unwrap() && theirs.deregister().unwrap());
+        assert!(!own.is_direct().unwrap());
+
+        let Pair { ends: [local, _peer], .. } = pair(&[]);
+        let region = local.queue_pair().register_shared(&source).unwrap();
+        assert!(!region.is_direct().unwrap(), "`local` copies");
     }
 
     #[test]

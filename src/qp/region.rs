@@ -47,6 +47,13 @@ impl Region {
         false
     }
 
+    /// Whether bytes go out of the region, and come into it from a region of the peer, without a copy
+    /// ([`HostEnd::try_put_region`](crate::HostEnd::try_put_region)). False over `local`, and where the RDMA device could not register
+    /// the memory, which the log says.
+    pub fn is_direct(&self) -> Result<bool> {
+        Ok(self.qp_lives.strong_count() > 0 && self.context.inner.proxy.is_registered(self.qp, self.key)?)
+    }
+
     /// Deregisters the memory once nothing under way uses it any more. True if the memory is free now, also when it was so
     /// before the call.
     ///

@@ -99,6 +99,10 @@ impl Proxy for Engine {
         self.region_sends(qp)
     }
 
+    fn is_registered(&self, qp: QpId, key: u32) -> Result<bool, EngineError> {
+        self.is_registered(qp, key)
+    }
+
     fn counters(&self) -> Result<Counters, EngineError> {
         self.counters()
     }

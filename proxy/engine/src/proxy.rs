@@ -162,6 +162,12 @@ pub trait Proxy: Send + Sync {
     /// the queue pair does not take them, the payload must go through the window.
     fn region_sends(&self, qp: QpId) -> Result<RegionSends, EngineError>;
 
+    /// Whether bytes go out of a region, and come into it from a region of the peer, without a copy. Only an engine of this process
+    /// knows.
+    fn is_registered(&self, _qp: QpId, _key: u32) -> Result<bool, EngineError> {
+        Ok(false)
+    }
+
     /// Counts of all of this program's queue pairs, including those that were removed.
     fn counters(&self) -> Result<Counters, EngineError>;
 
