@@ -50,6 +50,8 @@ struct Gpu {
 /// Copies that go on. Their memories must stay until [`Gpus::is_done`].
 pub struct Work {
     parts: Vec<(u32, PageTicket)>,
+    /// Why the rest was not started.
+    failed: Option<String>,
     /// What may not be touched any more before somebody's end looks whether these are the last.
     _users: Vec<Arc<()>>,
 }
@@ -67,6 +69,12 @@ pub struct Windows {
 
 // SAFETY: the pointers name memory that the connection keeps; only the driver gets them.
 unsafe impl Send for Windows {}
+
+impl Work {
+    fn new(users: Vec<Arc<()>>) -> Work {
+        Work { parts: Vec::new(), failed: None, _users: users }
+    }
+}
 
 impl Lists {
     /// Adds a copy between a message's bytes and GPU memory.
@@ -157,8 +165,8 @@ impl Gpus {
         lists: Lists,
         way: PageWay,
         users: Vec<Arc<()>>,
-    ) -> Result<Work, String> {
-        let mut work = Work { parts: Vec::new(), _users: users };
+    ) -> Work {
+        let mut work = Work::new(users);
         for (device, mut list) in lists.0 {
             let host = |piece: &PageCopy| if way == PageWay::Out { piece.dst } else { piece.src };
             let first = host(&list[0]);
@@ -175,36 +183,41 @@ impl Gpus {
                 None => PageWay::Any,
             };
             // SAFETY: the caller's promise.
-            work.parts.push((device, unsafe { self.begin(device, &list, way)? }));
+            unsafe { self.begin(&mut work, device, &list, way) };
         }
-        Ok(work)
+        work
     }
 
     /// Starts copies between memories of this agent, GPU memory at one end of each at least.
     ///
     /// # Safety
     /// All lies in registrations of the agent, and stays until [`Gpus::is_done`] has returned true.
-    pub unsafe fn start_own(
-        &mut self,
-        lists: Lists,
-        way: PageWay,
-        users: Vec<Arc<()>>,
-    ) -> Result<Work, String> {
-        let mut work = Work { parts: Vec::new(), _users: users };
+    pub unsafe fn start_own(&mut self, lists: Lists, way: PageWay, users: Vec<Arc<()>>) -> Work {
+        let mut work = Work::new(users);
         for (device, list) in lists.0 {
             // SAFETY: the caller's promise.
-            work.parts.push((device, unsafe { self.begin(device, &list, way)? }));
+            unsafe { self.begin(&mut work, device, &list, way) };
         }
-        Ok(work)
+        work
     }
 
-    unsafe fn begin(&mut self, device: u32, list: &[PageCopy], way: PageWay) -> Result<PageTicket, String> {
-        let gpu = self.open.get_mut(&device).ok_or("memory of a GPU that is not open")?;
-        // SAFETY: the caller's promise.
-        unsafe { gpu.copies.start(list, way) }.map_err(|e| e.to_string())
+    /// Starts a part, unless one before it could not be started.
+    unsafe fn begin(&mut self, work: &mut Work, device: u32, list: &[PageCopy], way: PageWay) {
+        if work.failed.is_some() {
+            return;
+        }
+        let started = match self.open.get_mut(&device) {
+            // SAFETY: the caller's promise.
+            Some(gpu) => unsafe { gpu.copies.start(list, way) }.map_err(|e| e.to_string()),
+            None => Err("memory of a GPU that is not open".into()),
+        };
+        match started {
+            Ok(ticket) => work.parts.push((device, ticket)),
+            Err(why) => work.failed = Some(why),
+        }
     }
 
-    /// Whether copies are complete. Never waits. An error is the GPU's, which has failed.
+    /// Whether copies are complete. Never waits. An error is the GPU's, which has failed; what was started before is complete then.
     pub fn is_done(&mut self, work: &mut Work) -> Result<bool, String> {
         while let Some((device, ticket)) = work.parts.last_mut() {
             let gpu = self.open.get_mut(device).expect("it was used");
@@ -213,6 +226,38 @@ impl Gpus {
             }
             work.parts.pop();
         }
-        Ok(true)
+        match &work.failed {
+            Some(why) => Err(why.clone()),
+            None => Ok(true),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn p8_what_was_started_before_a_part_that_cannot_be_is_complete_before_the_error() {
+        let mut gpus = Gpus::new(Offer::Played, false);
+        let bytes = [7u8; 64];
+        let to = Box::into_raw(Box::new([0u8; 64]));
+        gpus.check(0, to as u64, 64).unwrap();
+        let mut lists = Lists::default();
+        lists.add(0, (to as u64, bytes.as_ptr() as u64), 64);
+        lists.add(3, (to as u64, bytes.as_ptr() as u64), 64);
+        let user = Arc::new(());
+        // SAFETY: both arrays stay until the copies have ended.
+        let mut work = unsafe { gpus.start_own(lists, PageWay::Any, vec![user.clone()]) };
+        assert!(matches!(gpus.is_done(&mut work), Ok(false)), "the CPU copies only after some questions");
+        let error = loop {
+            match gpus.is_done(&mut work) {
+                Ok(done) => assert!(!done),
+                Err(why) => break why,
+            }
+        };
+        assert!(error.contains("not open") && Arc::strong_count(&user) == 2, "{error}");
+        // SAFETY: nothing else has the array any more.
+        assert_eq!(*unsafe { Box::from_raw(to) }, bytes);
     }
 }

@@ -60,17 +60,10 @@ impl OnGpu {
     ///
     /// # Safety
     /// The lists name GPU memory that is registered, and stays as long as `users` say, and bytes of the staged message.
-    pub unsafe fn fill(
-        &mut self,
-        gpus: &mut Gpus,
-        lists: Lists,
-        users: Vec<Arc<()>>,
-        staged: Staged,
-    ) -> Result<(), String> {
+    pub unsafe fn fill(&mut self, gpus: &mut Gpus, lists: Lists, users: Vec<Arc<()>>, staged: Staged) {
         // SAFETY: the caller's promise; the message stays until it is published.
-        let work = unsafe { gpus.start(&mut self.windows, lists, PageWay::Out, users)? };
+        let work = unsafe { gpus.start(&mut self.windows, lists, PageWay::Out, users) };
         self.filling.push_back((work, staged));
-        Ok(())
     }
 
     /// Publishes what GPUs have filled. True if there was something.
@@ -98,11 +91,10 @@ impl OnGpu {
         users: Vec<Arc<()>>,
         then: Then,
         message: InPlace,
-    ) -> Result<(), String> {
+    ) {
         // SAFETY: the caller's promise; the message stays until it is given back.
-        let work = unsafe { gpus.start(&mut self.windows, lists, PageWay::In, users)? };
+        let work = unsafe { gpus.start(&mut self.windows, lists, PageWay::In, users) };
         self.landing.push_back(Landing { work, then, message });
-        Ok(())
     }
 
     /// The oldest message that has waited, if its payload is in place: to be given back.
@@ -164,28 +156,20 @@ impl Within {
 
     /// Moves it on. How it has ended, once it has.
     pub fn advance(&mut self, gpus: &mut Gpus, registrations: &Registrations) -> Option<Status> {
-        let moved = self.go_on(gpus, registrations);
-        let status = match moved {
-            Ok(false) => return None,
-            Ok(true) => self.failed.unwrap_or(Status::Success),
-            Err(why) => {
-                tracing::error!("a transfer within the agent has failed: {why}");
-                Status::Backend
-            }
-        };
-        Some(status)
-    }
-
-    fn go_on(&mut self, gpus: &mut Gpus, registrations: &Registrations) -> Result<bool, String> {
         let transfer = &*self.transfer;
         while let Some(work) = self.works.front_mut() {
-            if !gpus.is_done(work)? {
-                break;
+            match gpus.is_done(work) {
+                Ok(false) => break,
+                Ok(true) => {}
+                Err(why) => {
+                    tracing::error!("a transfer within the agent has failed: {why}");
+                    self.failed = Some(Status::Backend);
+                }
             }
             self.works.pop_front();
         }
         if !transfer.is_active() {
-            self.failed = Some(Status::Canceled);
+            self.failed.get_or_insert(Status::Canceled);
         }
         while self.failed.is_none() && self.works.len() < MOST_WITHIN {
             let parts: Vec<_> = message(&transfer.pieces, &mut self.cursor, GPU_CHUNK).collect();
@@ -196,7 +180,7 @@ impl Within {
             for piece in &parts {
                 let Ok(own) = registrations.check(&piece.there) else {
                     self.failed = Some(Status::NotFound);
-                    return Ok(self.works.is_empty());
+                    return self.outcome();
                 };
                 let here = transfer.memory[0] == Memory::Gpu;
                 if !here || own.memory != Memory::Gpu || own.device != piece.device {
@@ -210,9 +194,14 @@ impl Within {
                 lists.add(if here { piece.device } else { own.device }, ends, piece.there.length);
             }
             // SAFETY: both ends lie in registrations of the agent that live; deregistering cancels the transfer and waits for its users.
-            let work = unsafe { gpus.start_own(lists, way, vec![transfer.users.clone()])? };
+            let work = unsafe { gpus.start_own(lists, way, vec![transfer.users.clone()]) };
             self.works.push_back(work);
         }
-        Ok(self.works.is_empty())
+        self.outcome()
+    }
+
+    /// How it has ended, if nothing is under way.
+    fn outcome(&self) -> Option<Status> {
+        self.works.is_empty().then(|| self.failed.unwrap_or(Status::Success))
     }
 }

@@ -423,7 +423,7 @@ impl Session {
                 self.end.give_back(1);
             } else {
                 // SAFETY: `place` and `data` have listed registered memory, and bytes of the message.
-                unsafe { self.on_gpu.land(&mut shared.gpus, lists, users, then, message)? };
+                unsafe { self.on_gpu.land(&mut shared.gpus, lists, users, then, message) };
             }
         }
         Ok(true)
@@ -802,7 +802,7 @@ impl Session {
             self.end.publish(staged);
         } else {
             // SAFETY: listed above: registered memory, and room of the staged message.
-            unsafe { self.on_gpu.fill(&mut shared.gpus, lists, users, staged)? };
+            unsafe { self.on_gpu.fill(&mut shared.gpus, lists, users, staged) };
         }
         if last {
             self.serving.pop_front();
@@ -936,7 +936,7 @@ impl Session {
             self.end.publish(staged);
         } else {
             // SAFETY: as above; the transfer's users say how long its memory is used.
-            unsafe { self.on_gpu.fill(gpus, lists, vec![transfer.users.clone()], staged)? };
+            unsafe { self.on_gpu.fill(gpus, lists, vec![transfer.users.clone()], staged) };
         }
         run.cursor = cursor;
         if last {
