@@ -1,9 +1,10 @@
 //! State that one thread at a time may use, without a lock. NCCL promises that; a caller that
 //! breaks the promise gets an error instead of a race. Another thread may visit the state briefly,
-//! and the first thread waits for the visitor.
+//! and the first thread waits for the visitor. While it waits no further visitor is admitted, so a visitor that comes again and again
+//! does not keep it out.
 
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 const FREE: u8 = 0;
 const USED: u8 = 1;
@@ -14,6 +15,8 @@ const POISONED: u8 = 3;
 /// State that one thread at a time may use.
 pub struct Exclusive<T> {
     state: AtomicU8,
+    /// The first thread waits for a visitor.
+    awaited: AtomicBool,
     value: UnsafeCell<T>,
 }
 
@@ -41,7 +44,11 @@ impl Drop for Inside<'_> {
 
 impl<T> Exclusive<T> {
     pub fn new(value: T) -> Self {
-        Exclusive { state: AtomicU8::new(FREE), value: UnsafeCell::new(value) }
+        Exclusive {
+            state: AtomicU8::new(FREE),
+            awaited: AtomicBool::new(false),
+            value: UnsafeCell::new(value),
+        }
     }
 
     fn take(&self, state: u8) -> Result<u8, u8> {
@@ -66,18 +73,25 @@ impl<T> Exclusive<T> {
 
     #[cold]
     fn wait_for_visitor(&self) -> Option<()> {
-        loop {
+        // Relaxed, here and in `visit`: only a hint; `state` orders what counts.
+        self.awaited.store(true, Ordering::Relaxed);
+        let taken = loop {
             match self.take(USED) {
-                Ok(_) => return Some(()),
+                Ok(_) => break Some(()),
                 Err(VISITED) => std::thread::yield_now(),
-                Err(_) => return None,
+                Err(_) => break None,
             }
-        }
+        };
+        self.awaited.store(false, Ordering::Relaxed);
+        taken
     }
 
     /// Runs `f` on the value for a thread other than the one that normally uses it. That thread
     /// waits meanwhile, so `f` must be short.
     pub fn visit<R>(&self, f: impl FnOnce(&mut T) -> R) -> Result<R, Refused> {
+        if self.awaited.load(Ordering::Relaxed) {
+            return Err(Refused::Busy);
+        }
         self.take(VISITED)
             .map_err(|state| if state == POISONED { Refused::Poisoned } else { Refused::Busy })?;
         let inside = Inside(&self.state);
@@ -92,6 +106,8 @@ impl<T> Exclusive<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicU64;
+
     use super::*;
 
     #[test]
@@ -138,5 +154,33 @@ mod tests {
             visitor.join().unwrap()
         });
         assert_eq!(cell.enter(|v| *v), Some(2_000 + visits));
+    }
+
+    #[test]
+    fn a_visitor_that_comes_again_at_once_does_not_keep_the_user_out() {
+        let (cell, done) = (Exclusive::new(0u64), std::sync::atomic::AtomicBool::new(false));
+        let visits = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    let _ = cell.visit(|_| {
+                        visits.fetch_add(1, Ordering::Relaxed);
+                        std::thread::sleep(std::time::Duration::from_micros(200));
+                    });
+                }
+            });
+            let mut most = 0;
+            for _ in 0..50 {
+                let ended = visits.load(Ordering::Relaxed);
+                while visits.load(Ordering::Relaxed) == ended {
+                    std::thread::yield_now();
+                }
+                let before = visits.load(Ordering::Relaxed);
+                cell.enter(|_| most = most.max(visits.load(Ordering::Relaxed) - before)).unwrap();
+            }
+            done.store(true, Ordering::Relaxed);
+            // One is under way, and one may begin before the user waits.
+            assert!(most <= 2, "{most} visits while the user waited");
+        });
     }
 }

@@ -3,6 +3,7 @@
 
 use std::io::ErrorKind;
 use std::net::TcpListener;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
 use std::sync::Once;
@@ -78,6 +79,12 @@ impl Sockets {
     pub fn addresses(&self) -> Result<(bool, Option<Places>)> {
         let tcp = self.tcp.as_ref().map(Door::local_addrs).transpose().map_err(failed())?;
         Ok((self.unix.is_some(), tcp.and_then(|all| Places::of(&all))))
+    }
+
+    /// Descriptors that become readable when [`Sockets::accept`] has something to do.
+    pub fn bells(&self) -> Vec<BorrowedFd<'_>> {
+        let unix = self.unix.iter().chain(self.folder.iter().map(|(listener, _)| listener));
+        unix.map(|unix| unix.as_fd()).chain(self.tcp.iter().map(AsFd::as_fd)).collect()
     }
 
     /// The next connection of a process that may connect, if there is one.

@@ -134,11 +134,12 @@ impl Runtime {
     }
 
     /// A lane of its own for an RMA coll comm, for the GPU that is current on this thread, and for RDMA device `dev` if there are some.
-    /// NCCL's thread that calls for the coll comm's progress drives it, if the settings don't say otherwise.
+    /// NCCL's thread that calls for the coll comm's progress drives it, and the lane's own thread does the coll comm's work while NCCL
+    /// does not call.
     pub fn rma_lane(&self, dev: usize) -> Result<Arc<Lane>> {
         let device = (!self.loaded.rdma.is_empty()).then(|| self.device(dev)).transpose()?;
         let gpu = self.with_lanes(|lanes| Ok(lanes.gpu.clone()))?;
-        self.start_lane(self.drive(), gpu, device.map(|device| (device, None)))
+        self.start_lane(Drive::Caller, gpu, device.map(|device| (device, None)))
     }
 
     /// The lane for another connection over TCP of the GPU that is current on this thread; started if needed.

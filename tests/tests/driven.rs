@@ -2,8 +2,9 @@
 
 mod common;
 
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::*;
@@ -13,7 +14,7 @@ use pushgate_driver_shim::eventfd::EventFd;
 use pushgate_driver_shim::record::{Opcode, Record};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_engine::endpoint::Endpoint;
-use pushgate_engine::engine::{Drive, Engine, EngineError, EngineOptions, QpId};
+use pushgate_engine::engine::{Drive, Engine, EngineError, EngineOptions, QpId, StandIn};
 use pushgate_engine::idle::{Step, Wake};
 use pushgate_engine::mover::{MoveError, Mover};
 use pushgate_link::region::RegionMemory;
@@ -311,4 +312,126 @@ fn p7_dropping_a_driven_engine_ends_its_queue_pairs() {
     assert_eq!(device.status().map(|s| s.code as u32), Some(abi::PUSHGATE_ABORTED));
     assert!(b.drive().is_ok());
     assert!(matches!(b.status(QpId(9)), Err(EngineError::NoQp(9))));
+}
+
+/// Work of a program, done when its bell rings.
+#[derive(Default)]
+struct Work {
+    turns: AtomicU64,
+    done: AtomicU64,
+    in_turn: AtomicBool,
+    panics: bool,
+    takes: Duration,
+    bell: Option<EventFd>,
+    tells: bool,
+}
+
+impl StandIn for Work {
+    fn turn(&self) -> Option<Step> {
+        self.in_turn.store(true, Ordering::SeqCst);
+        self.turns.fetch_add(1, Ordering::SeqCst);
+        assert!(!self.panics, "this turn panics, for the test");
+        std::thread::sleep(self.takes);
+        if self.bell.as_ref().is_some_and(|bell| bell.drain()) {
+            self.done.fetch_add(1, Ordering::SeqCst);
+        }
+        self.in_turn.store(false, Ordering::SeqCst);
+        Some(Step::Block(Duration::MAX))
+    }
+
+    fn bells(&self) -> Vec<BorrowedFd<'_>> {
+        self.bell.iter().filter(|_| self.tells).map(AsFd::as_fd).collect()
+    }
+}
+
+/// How long it takes, the median, until work is done after its bell has rung; `tells`: the thread is told of the bell. The program
+/// does not call.
+fn rung(tells: bool) -> Duration {
+    let [(a, _, mut sender), (b, _, mut receiver)] = pair();
+    let work = Arc::new(Work { bell: Some(EventFd::new().unwrap()), tells, ..Work::default() });
+    b.stand_in_with(Some(work.clone())).unwrap();
+    let mut waited: Vec<Duration> = (0..9)
+        .map(|round| {
+            // The thread falls asleep.
+            std::thread::sleep(Duration::from_millis(5));
+            let begin = Instant::now();
+            work.bell.as_ref().unwrap().ring();
+            pushgate_tests::wait_until("the work is done", || work.done.load(Ordering::SeqCst) > round);
+            let waited = begin.elapsed();
+            // Messages move as well.
+            assert!(sender.post(inline_send(round as u32), b"absent"));
+            sender.wake();
+            receive(&mut receiver, 1, round as u32, || _ = a.drive().unwrap());
+            waited
+        })
+        .collect();
+    b.stand_in_with(None).unwrap();
+    waited.sort();
+    waited[waited.len() / 2]
+}
+
+#[test]
+fn work_that_is_handed_over_is_done_when_its_bell_rings_while_the_program_does_not_call() {
+    // Without the bell the work waits until the sleeping thread looks by itself.
+    let [with, without] = [true, false].map(rung);
+    assert!(with < without / 4, "{with:?} with the bell, {without:?} without it");
+}
+
+#[test]
+fn work_that_is_handed_over_is_left_to_a_program_that_calls() {
+    let alone = EngineOptions { drive: Drive::Caller, alone: true, ..EngineOptions::default() };
+    let engine = Engine::start(EventFd::new().unwrap(), alone).unwrap();
+    let work = Arc::new(Work::default());
+    engine.stand_in_with(Some(work.clone())).unwrap();
+    let turns = || work.turns.load(Ordering::SeqCst);
+    // Whether the program was never kept from calling for a while, and the turns that the thread has made meanwhile.
+    let calls = || {
+        engine.drive().unwrap();
+        let (before, begin) = (turns(), Instant::now());
+        let (mut last, mut longest) = (begin, Duration::ZERO);
+        while begin.elapsed() < Duration::from_millis(3) {
+            engine.drive().unwrap();
+            let now = Instant::now();
+            longest = longest.max(now - last);
+            last = now;
+        }
+        (longest < Duration::from_micros(200), turns() - before)
+    };
+    let mut seen = Vec::new();
+    pushgate_tests::wait_until("the program may call all the time for a while, 100 times", || {
+        let (free, turns) = calls();
+        seen.extend(free.then_some(turns));
+        seen.len() == 100
+    });
+    // A thread that was kept from going on makes a turn late.
+    let sum: u64 = seen.iter().sum();
+    assert!(sum <= seen.len() as u64 / 20, "{sum} turns beside the program: {seen:?}");
+    let before = turns();
+    pushgate_tests::wait_until("the thread does the work", || turns() > before);
+}
+
+#[test]
+fn p7_work_is_taken_back_when_its_turn_has_ended_and_is_done_no_more() {
+    let [(a, ..), _] = pair();
+    for _ in 0..10 {
+        let work = Arc::new(Work { takes: Duration::from_millis(20), ..Work::default() });
+        a.stand_in_with(Some(work.clone())).unwrap();
+        pushgate_tests::wait_until("a turn begins", || work.in_turn.load(Ordering::SeqCst));
+        a.stand_in_with(None).unwrap();
+        assert!(!work.in_turn.load(Ordering::SeqCst), "a turn is under way");
+        let turns = work.turns.load(Ordering::SeqCst);
+        std::thread::sleep(Duration::from_millis(5));
+        assert_eq!((work.turns.load(Ordering::SeqCst), Arc::strong_count(&work)), (turns, 1));
+    }
+}
+
+#[test]
+fn p7_a_panic_in_work_that_is_handed_over_leaves_the_queue_pairs_to_the_thread() {
+    let [(a, _, mut sender), (b, _, mut receiver)] = pair();
+    let work = Arc::new(Work { panics: true, ..Work::default() });
+    b.stand_in_with(Some(work.clone())).unwrap();
+    pushgate_tests::wait_until("the work is given up", || Arc::strong_count(&work) == 1);
+    assert!(sender.post(inline_send(7), b"later"));
+    receive(&mut receiver, 1, 7, || _ = a.drive().unwrap());
+    assert_eq!(work.turns.load(Ordering::SeqCst), 1);
 }

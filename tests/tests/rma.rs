@@ -140,6 +140,19 @@ fn p6_what_many_ranks_add_to_one_signal_at_once_is_added_once() {
 }
 
 #[test]
+fn p3_p6_p7_what_is_asked_of_a_rank_that_calls_nothing_is_done() {
+    let max = times(1 << 20, 65539);
+    for table in tables() {
+        // GIN has no gets.
+        if !table.starts_with("gin") {
+            run(&format!("passive --processes --table {table} --max {max}"));
+        }
+    }
+    run("passive --table rma16 --ranks 3 --max 65539");
+    run_with("passive --gpu --processes --ranks 3 --table rma14 --max 65539", &GPU);
+}
+
+#[test]
 fn p3_p4_a_put_that_comes_before_its_target_is_registered_waits_and_lands() {
     for table in tables() {
         run(&format!("late --processes --table {table}"));

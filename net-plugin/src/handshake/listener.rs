@@ -1,5 +1,6 @@
 //! The end that accepts: takes one connection after the other.
 
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -56,6 +57,17 @@ impl Listener {
     /// The threads that its queue pairs are carried by.
     pub fn runtime(&self) -> &Arc<Runtime> {
         &self.runtime
+    }
+
+    /// Whether a connection is being made. No descriptor of [`Listener::bells`] announces that it can go on.
+    pub fn is_busy(&self) -> bool {
+        let state = self.state.lock().unwrap_or_else(|e| e.into_inner());
+        state.current.is_some() || !(state.strangers.is_empty() && state.ready.is_empty())
+    }
+
+    /// Descriptors that become readable when somebody comes.
+    pub fn bells(&self) -> Vec<BorrowedFd<'_>> {
+        self.sockets.bells()
     }
 
     /// Returns the next queue pair if it is ready. All calls name the same purpose.

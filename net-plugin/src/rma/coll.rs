@@ -1,9 +1,12 @@
 //! What NCCL calls: doors (its listenComm), coll comms, contexts and registrations.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pushgate_driver_shim::memory::HugePages;
+use pushgate_engine::engine::StandIn;
+use pushgate_engine::idle::Step;
 use pushgate_gpu_kernels::OrderedCopies;
 
 use super::means::Means;
@@ -85,6 +88,23 @@ impl Shared {
     }
 }
 
+/// While NCCL does not call, the lane's thread does what other ranks ask of this one. It makes the calls that NCCL's thread would make,
+/// also those of the driver on the GPU's streams, and NCCL's thread waits for the end of a turn as it would for its own.
+impl StandIn for Shared {
+    fn turn(&self) -> Option<Step> {
+        match self.state.visit(|state| state.stand_in(&self.means)) {
+            Ok(step) => Some(step),
+            Err(Refused::Busy) => None,
+            // NCCL is told in its next call.
+            Err(Refused::Poisoned) => Some(Step::Block(Duration::MAX)),
+        }
+    }
+
+    fn bells(&self) -> Vec<BorrowedFd<'_>> {
+        self.means.listener.bells()
+    }
+}
+
 impl Coll {
     /// This rank's part of a coll comm whose ranks have these handles. Returns at once: queue pairs are made when something
     /// is asked of a rank.
@@ -114,7 +134,9 @@ impl Coll {
         };
         let state = Exclusive::new(State::new(ranks, copies));
         let means = Means::new((runtime, attempts), lane, door.listener.clone(), handles, (rank, ranks));
-        Ok(Coll { shared: Arc::new(Shared { means, state }) })
+        let shared = Arc::new(Shared { means, state });
+        shared.means.lane.engine.stand_in_with(Some(shared.clone()))?;
+        Ok(Coll { shared })
     }
 
     /// Registers memory. The call is collective: each rank makes the same registrations in the same order. `kept`: nobody
@@ -170,6 +192,8 @@ impl Coll {
 impl Drop for Coll {
     fn drop(&mut self) {
         let shared = &*self.shared;
+        // An engine that is gone has no thread that stands in.
+        let _ = shared.means.lane.engine.stand_in_with(None);
         if let Err(e) = shared.visit(|state| state.close(&shared.means)) {
             crate::log::warn(&format!("RMA: closing: {e}"));
         }

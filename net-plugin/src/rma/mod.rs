@@ -8,6 +8,9 @@
 //! Everything that a rank asks of another goes through that queue pair in order; a get is answered through the queue pair
 //! of the other direction.
 //!
+//! NCCL's thread does all of that in its progress calls. While it makes none, the thread of the coll comm's engine stands in for it
+//! ([`pushgate_engine::engine::StandIn`]), so a rank that sits in a barrier holds nobody up.
+//!
 //! No kernel of this plugin takes part: a user's kernel may fill the GPU and wait for a signal meanwhile. GPU memory is
 //! read and written by copy engines, in streams of a context of their own, so that calls of the program that wait for a kernel do
 //! not hold the copies up. A signal in GPU memory is a store in such a stream after the payload ([`pushgate_gpu_kernels::OrderedCopies`]),

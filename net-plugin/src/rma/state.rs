@@ -72,6 +72,8 @@ pub struct State {
     tests: u64,
     /// Messages that were taken in.
     taken: u64,
+    /// Turns of the lane's thread in which nothing moved, one after the other.
+    in_vain: u32,
     stall: Stall,
     /// The coll comm as a whole has failed.
     broken: Option<Cause>,
@@ -100,6 +102,7 @@ impl State {
             turns: 0,
             tests: 0,
             taken: 0,
+            in_vain: 0,
             stall: Stall::default(),
             broken: None,
         }

@@ -226,8 +226,11 @@ fn p7_what_is_asked_of_a_rank_that_is_gone_fails_and_the_others_go_on() {
     let request = ranks[1].put(0, (0, 0, 8), ranks[1].signal(0, 1)).unwrap();
     ended(&ranks, 1, request).unwrap();
     progress_until(&ranks, || (ranks[0].seen(0) == 1).then_some(()));
-    // A get that will not be answered, and a rank that goes without a word.
-    let get = ranks[0].get(1, (0, 0, 8));
+    // A get out of memory that the other rank has yet to register, so that no answer comes, and a rank that goes without a word.
+    let early = ranks[0].coll.register(ranks[0].words.as_ptr() as usize, 8, false, false).unwrap();
+    let (from, to) = (Stretch { memory: &early, offset: 0 }, ranks[0].at(0).unwrap());
+    // SAFETY: the memory outlives its registration.
+    let get = unsafe { ranks[0].contexts.get((0, 1), (from, to, 8)) }.unwrap();
     let gone = ranks.remove(1);
     std::mem::forget(gone.words);
     drop((gone.contexts, gone.coll));

@@ -20,8 +20,9 @@ impl Calls {
     /// The program calls. Comes before the caller's look at the lock.
     #[inline(always)]
     pub(crate) fn add(&self) {
-        // Relaxed: the number publishes nothing. A caller that finds the lock taken orders it by `Calls::busy`.
-        self.0.fetch_add(1, Ordering::Relaxed);
+        // Release: what the caller has posted comes before the number, for `Calls::taken_in`. A caller that finds the lock taken
+        // orders the number by `Calls::busy`.
+        self.0.fetch_add(1, Ordering::Release);
     }
 
     /// The caller has found the lock taken. After this it looks at the lock once more.
@@ -38,6 +39,14 @@ impl Calls {
     pub(crate) fn count(&self) -> u64 {
         // Relaxed: only the change is looked at. A number that is old by a moment makes the thread look once more.
         self.0.load(Ordering::Relaxed)
+    }
+
+    /// How often the program, or the thread itself, has called by now. What those callers have posted is found by the pass that
+    /// follows.
+    pub(crate) fn taken_in(&self) -> u64 {
+        // Acquire: see `Calls::add`. A caller whose number is read here is not found by `Calls::none_since`, so nothing else orders
+        // what it has posted before the pass.
+        self.0.load(Ordering::Acquire)
     }
 
     /// Whether the program has not called since the count was `seen`: then the thread may block. The thread has let go of
@@ -86,10 +95,10 @@ mod loom_tests {
         }
     }
 
-    /// The engine's thread lies down while the program posts and calls once.
-    #[test]
-    fn p7_a_thread_that_blocks_has_missed_no_caller_that_went_away() {
-        loom::model(|| {
+    /// The program posts and calls once while the engine's thread does `first`, which returns the number of calls that it has seen, makes
+    /// a pass and lies down.
+    fn lies_down(first: fn(&Both) -> u64) {
+        loom::model(move || {
             let both = Arc::new(Both {
                 calls: Calls::new(),
                 lock: Lock(AtomicBool::new(false)),
@@ -110,7 +119,7 @@ mod loom_tests {
                     theirs.lock.unlock();
                 }
             });
-            let seen = 0;
+            let seen = first(&both);
             let blocks = both.lock.try_lock() && {
                 both.pass();
                 both.lock.unlock();
@@ -121,6 +130,24 @@ mod loom_tests {
                 !blocks || both.done.load(Ordering::Relaxed),
                 "the message waits for a bell that nobody rings"
             );
+        });
+    }
+
+    #[test]
+    fn p7_a_thread_that_blocks_has_missed_no_caller_that_went_away() {
+        lies_down(|_| 0);
+    }
+
+    /// The caller may go away because of a pass that the thread makes for the program's work.
+    #[test]
+    fn p7_a_thread_that_does_the_programs_work_and_blocks_has_missed_no_caller_that_went_away() {
+        lies_down(|both| {
+            both.calls.add();
+            if both.lock.try_lock() {
+                both.pass();
+                both.lock.unlock();
+            }
+            both.calls.taken_in()
         });
     }
 }

@@ -19,8 +19,8 @@ pub enum Wake {
     Polled,
 }
 
-/// What to do after a pass that found no work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What to do after a pass that found no work. Of two steps the lesser one is for who has more to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Step {
     /// Look again at once.
     Spin,

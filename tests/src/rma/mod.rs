@@ -13,6 +13,7 @@ mod growth;
 mod late;
 mod lost;
 mod order;
+mod passive;
 mod random;
 mod rank;
 mod scenario;

@@ -89,7 +89,7 @@ const fn warning(name: &'static str, every: fn(&Options, &Table, Group)) -> Scen
 }
 
 /// All scenarios.
-pub const ALL: [Scenario; 17] = [
+pub const ALL: [Scenario; 18] = [
     quiet("bytes", super::bytes::bytes),
     quiet("order", super::order::order),
     quiet("random", super::random::random),
@@ -97,6 +97,7 @@ pub const ALL: [Scenario; 17] = [
     quiet("contexts", super::contexts::contexts),
     quiet("signals", super::signals::signals),
     quiet("late", super::late::late),
+    quiet("passive", super::passive::passive),
     warning("stalls", super::late::stalls),
     warning("deregistered", super::late::deregistered),
     warning("wrong", super::wrong::wrong),

@@ -1,8 +1,9 @@
 //! How a coll comm goes on: what has arrived is taken in, and what waits is sent.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use pushgate_engine::idle::Step;
 use pushgate_gpu_kernels::OrderedCopies;
 
 use super::{Peer, Reach, State};
@@ -24,6 +25,14 @@ const LOOK: u64 = 16;
 const LOSSES: u64 = 256;
 /// Calls for progress between two questions to the GPU whether it has failed, and two looks whether anything moves.
 const CHECK: u64 = 1 << 14;
+/// How long the lane's thread waits at first for what no bell announces, as a connection that is being made; twice as long after each
+/// time in vain.
+const AGAIN: Duration = Duration::from_micros(50);
+const LONGEST: Duration = Duration::from_millis(1);
+/// Times in vain after which that is the longest.
+const LONGER: u32 = 5;
+/// How often the lane's thread looks at a coll comm that has failed.
+const BROKEN: Duration = Duration::from_millis(100);
 /// Gets of one rank that may wait to be answered. NCCL has [`super::DEPTH`] in each context.
 const MOST_REPLIES: usize = 1 << 16;
 
@@ -34,6 +43,49 @@ impl State {
         means.lane.drive_all();
         let moved = self.try_progress(means);
         self.unless_broken(means, moved);
+    }
+
+    /// A turn of the lane's thread, which has driven the lane, while NCCL does not call. Returns what the thread may do until the next
+    /// turn.
+    pub fn stand_in(&mut self, means: &Means) -> Step {
+        let (moved, ends) = (self.moved(), self.incoming.len());
+        self.turns += 1;
+        let went = self.try_progress(means);
+        self.unless_broken(means, went);
+        if self.moved() == moved {
+            // Who comes from now on wakes the thread.
+            match self.broken {
+                None => {
+                    let came = self.let_in(means);
+                    self.unless_broken(means, came);
+                }
+                Some(_) => self.turn_away(means),
+            }
+        }
+        if self.moved() != moved || self.incoming.len() != ends {
+            self.in_vain = 0;
+            return Step::Spin;
+        }
+        let again = (AGAIN * (1 << self.in_vain.min(LONGER))).min(LONGEST);
+        self.in_vain = self.in_vain.saturating_add(1);
+        let dials = |rank: &u32| matches!(self.peers[*rank as usize].reach, Reach::Dialing(_));
+        if self.broken.is_some() {
+            // A rank that can't be let in keeps the listening socket readable.
+            Step::Sleep(BROKEN)
+        } else if means.listener.is_busy() || self.active.iter().any(dials) {
+            Step::Sleep(again)
+        } else if self.is_at_work() {
+            Step::Block(again)
+        } else {
+            Step::Block(Duration::MAX)
+        }
+    }
+
+    /// Whether something is under way that no bell may announce the end of.
+    fn is_at_work(&self) -> bool {
+        !self.active.is_empty()
+            || self.copies_are_under_way()
+            || self.incoming.iter().any(|from| !from.is_idle())
     }
 
     /// Fails the coll comm as a whole if `what` has failed.
@@ -75,10 +127,7 @@ impl State {
         }
         if self.turns.is_multiple_of(CHECK) {
             self.inward.check()?;
-            let waits = self.requests.waiting() > 0
-                || !self.active.is_empty()
-                || self.copies_are_under_way()
-                || self.incoming.iter().any(|from| !from.is_idle());
+            let waits = self.requests.waiting() > 0 || self.is_at_work();
             let limit = means.runtime.loaded.settings.stall_report;
             if let Some(long) = self.stall.look(Instant::now(), self.moved(), waits, limit) {
                 log::warn(&format!("RMA: nothing has moved for {long:.0?}: {}", self.describe()));

@@ -6,7 +6,11 @@
 //! While the program does not call, a peer's messages must move on nevertheless. A thread of the engine looks every
 //! [`ABSENT`] whether there was a call. If there was none, the thread makes the passes, and blocks until a bell rings if
 //! there is no work. With the program's next call the thread goes back to looking.
+//!
+//! A program may have work of its own with what arrives, which a peer waits for. It hands that work over as a [`StandIn`]: the thread
+//! then does it too, and looks for calls more often.
 
+use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -24,9 +28,23 @@ use crate::idle::Step;
 /// How long the program makes no call until the thread stands in for it. The thread wakes as often, so it takes about a
 /// thousandth of a core; and a message whose receiver has just ceased to call is late by twice as much at most.
 const ABSENT: Duration = Duration::from_millis(5);
+/// The same where the program has handed over a [`StandIn`] and there is a core to spare: what a peer asks for is then done within a
+/// millisecond after the program has ceased to call. The thread takes about a hundredth of a core while the program calls.
+const SOON: Duration = Duration::from_micros(300);
+/// As [`SOON`], without a core to spare: each look takes the program's own core for a moment.
+const SPARING: Duration = Duration::from_millis(2);
 
 /// Where the thread can't block: no descriptor is free.
 const NO_DESCRIPTORS: Duration = Duration::from_millis(1);
+
+/// Work of the program with what its queue pairs bring, for the time in which the program does not call.
+pub trait StandIn: Send + Sync {
+    /// Does what there is to do at the moment. Returns what the thread may do until the next turn; `None` if the program is at it itself.
+    fn turn(&self) -> Option<Step>;
+
+    /// Descriptors that become readable when there is work again, beside the engine's bells.
+    fn bells(&self) -> Vec<BorrowedFd<'_>>;
+}
 
 /// A driver for the program's threads, with a thread that stands in for them. Dropping this stops the thread and ends the
 /// queue pairs.
@@ -50,6 +68,12 @@ struct Shared {
     resting: AtomicBool,
     /// The engine's own bell.
     bell: Arc<EventFd>,
+    /// Locked while the thread is in a turn of it or waits for its descriptors.
+    program: Mutex<Option<Arc<dyn StandIn>>>,
+    /// Another thread waits for that lock: the thread leaves the work alone.
+    wanted: AtomicBool,
+    /// How often the thread looks for calls where it has such work.
+    soon: Duration,
 }
 
 /// What came of a pass.
@@ -62,8 +86,8 @@ enum Pass {
 }
 
 impl Driven {
-    /// Starts the thread, on core `cpu` if there is one.
-    pub(super) fn start(driver: Driver, cpu: Option<usize>) -> Result<Self, EngineError> {
+    /// Starts the thread, on core `cpu` if there is one; `alone`: there is a core to spare.
+    pub(super) fn start(driver: Driver, cpu: Option<usize>, alone: bool) -> Result<Self, EngineError> {
         let bell = driver.bell.clone();
         let shared = Arc::new(Shared {
             driver: Mutex::new(Some(Box::new(driver))),
@@ -74,6 +98,9 @@ impl Driven {
             asleep: AtomicBool::new(false),
             resting: AtomicBool::new(false),
             bell,
+            program: Mutex::default(),
+            wanted: AtomicBool::new(false),
+            soon: if alone { SOON } else { SPARING },
         });
         let theirs = shared.clone();
         let thread = super::spawn(cpu, move || theirs.stand_by())?;
@@ -133,6 +160,22 @@ impl Driven {
         }
         shared.resting.store(false, Ordering::Relaxed);
         if matches!(pass, Pass::Gone) { Err(EngineError::Gone) } else { Ok(()) }
+    }
+
+    /// From now on the thread does this work too. Returns when it is in no turn of the work before, which is as soon as a call of the
+    /// program would have returned.
+    pub(super) fn stand_in_with(&self, program: Option<Arc<dyn StandIn>>) {
+        let shared = &*self.shared;
+        // Before the ring: a thread that has taken the ring finds this. Relaxed: the bell's system calls order it.
+        shared.wanted.store(true, Ordering::Relaxed);
+        // The thread's wait ends, if it waits for descriptors of the work before.
+        shared.bell.ring();
+        let before = std::mem::replace(&mut *shared.program(), program);
+        shared.wanted.store(false, Ordering::Relaxed);
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
+        }
+        drop(before);
     }
 
     /// Whether the engine seems to sleep.
@@ -213,6 +256,30 @@ impl Shared {
 
     // ------------------------------------------------------------ the thread
 
+    fn program(&self) -> MutexGuard<'_, Option<Arc<dyn StandIn>>> {
+        self.program.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn is_wanted(&self) -> bool {
+        // Relaxed: see `Driven::stand_in_with`.
+        self.wanted.load(Ordering::Relaxed)
+    }
+
+    /// A turn of the program's work, if the program has handed it over: what may follow, or `None` if the program is at it.
+    fn turn(&self) -> Option<Step> {
+        const NOTHING: Step = Step::Block(Duration::MAX);
+        if self.is_wanted() {
+            return None;
+        }
+        let mut program = self.program();
+        let Some(own) = &*program else { return Some(NOTHING) };
+        // A panic says by itself what went wrong; the work is left as it is.
+        catch_unwind(AssertUnwindSafe(|| own.turn())).unwrap_or_else(|_| {
+            *program = None;
+            Some(NOTHING)
+        })
+    }
+
     fn is_stopping(&self) -> bool {
         // Relaxed: see `Driven::stop`.
         self.stopping.load(Ordering::Relaxed)
@@ -222,7 +289,7 @@ impl Shared {
     fn stand_by(&self) {
         let (mut seen, mut calling) = (self.calls.count(), false);
         while !self.is_stopping() {
-            std::thread::park_timeout(ABSENT);
+            std::thread::park_timeout(if self.program().is_some() { self.soon } else { ABSENT });
             // A pass over many queue pairs takes milliseconds, and so does what the program does before its next call. The
             // program is away since the end of its last call, not since the beginning.
             // Relaxed: only a hint.
@@ -236,8 +303,11 @@ impl Shared {
     }
 
     /// Drives until the program calls: until its calls are not `seen` any more. False: the engine has ended.
-    fn stand_in(&self, seen: u64) -> bool {
+    fn stand_in(&self, mut seen: u64) -> bool {
         while self.calls.count() == seen && !self.is_stopping() {
+            let Some(rest) = self.turn() else { return true };
+            // The turn may have called, so the program's calls are told from these by the next ones.
+            seen = self.calls.taken_in();
             let Some(driver) = self.lock() else { return true };
             let step = match self.pass(driver, None) {
                 Pass::Made(step) => step,
@@ -245,7 +315,7 @@ impl Shared {
                 Pass::Gone => return false,
             };
             self.stood_in.fetch_add(1, Ordering::Relaxed);
-            match step {
+            match step.min(rest) {
                 Step::Spin => std::hint::spin_loop(),
                 Step::Yield => std::thread::yield_now(),
                 Step::Sleep(step) => std::thread::sleep(step),
@@ -271,11 +341,14 @@ impl Shared {
             self.asleep.store(true, Ordering::Relaxed);
             own.wakers(limit)
         };
-        if !self.calls.none_since(seen) {
+        let program = self.program();
+        // The bell was drained before, so a ring that says the work is wanted back was perhaps taken.
+        if !self.calls.none_since(seen) || self.is_wanted() {
             return;
         }
+        let bells = program.as_ref().map(|own| own.bells()).unwrap_or_default();
         match wakers {
-            Ok(wakers) if wakers.wait().is_ok() => {}
+            Ok(wakers) if wakers.wait(&bells).is_ok() => {}
             // A failing wait would spin.
             _ => std::thread::sleep(NO_DESCRIPTORS),
         }

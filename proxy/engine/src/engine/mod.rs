@@ -31,6 +31,7 @@ use pushgate_link::region::RegionMemory;
 
 pub use self::command::{Command, EngineError, QpId, Removal, Removed, Waiter};
 use self::driven::Driven;
+pub use self::driven::StandIn;
 pub use self::leaving::Gone;
 pub use self::machine::{Clock, Machine};
 pub use self::thread::Thread;
@@ -49,7 +50,8 @@ pub enum Drive {
     /// The program, by [`Engine::drive`] and [`Engine::drive_for`]. For a program that polls anyway, and for hosts with
     /// fewer cores than threads that would spin. While the program has not called for some milliseconds, a thread of the
     /// engine's own drives; that thread rests again as soon as the program calls. Calls of the engine that wait for an
-    /// answer drive it themselves.
+    /// answer drive it themselves. That thread does the program's own work too, where it was handed over
+    /// ([`Engine::stand_in_with`]).
     Caller,
 }
 
@@ -147,7 +149,7 @@ impl Engine {
             driver.freeing.stay_here();
         }
         let runs = match options.drive {
-            Drive::Caller => Runs::Caller(Driven::start(driver, options.cpu)?),
+            Drive::Caller => Runs::Caller(Driven::start(driver, options.cpu, options.alone)?),
             Drive::Thread => Runs::Thread(Some(spawn(options.cpu, || driver.run())?)),
         };
         let (commands, runs) = (OwnedHere::new(commands), OwnedHere::new(runs));
@@ -215,6 +217,17 @@ impl Engine {
             Runs::Caller(driven) => driven.stood_in(),
             Runs::Thread(_) => 0,
         }
+    }
+
+    /// Hands over what the program does in its calls, so that the engine's thread does that too while the program, which drives the
+    /// engine, does not call; `None`: it does so no more. Returns when no turn of the work before is under way, so this must not be
+    /// called in such a turn. An engine that a thread of its own drives does none of the program's work.
+    pub fn stand_in_with(&self, program: Option<Arc<dyn StandIn>>) -> Result<(), EngineError> {
+        self.here()?;
+        if let Runs::Caller(driven) = &*self.runs {
+            driven.stand_in_with(program);
+        }
+        Ok(())
     }
 
     fn ask<T>(&self, command: impl FnOnce(Sender<T>) -> Command) -> Result<T, EngineError> {

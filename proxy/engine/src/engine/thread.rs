@@ -288,10 +288,11 @@ pub(super) struct Wakers {
 }
 
 impl Wakers {
-    /// Blocks until the engine is woken, or as long as it may sleep.
-    pub(super) fn wait(&self) -> rustix::io::Result<()> {
+    /// Blocks until the engine is woken or one of `more` is readable, or as long as the engine may sleep.
+    pub(super) fn wait(&self, more: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
         let bells = self.bells.iter().filter_map(Bell::fd);
-        let all = self.fds.iter().map(AsFd::as_fd).chain(bells).chain([self.bell.as_fd()]);
+        let all = self.fds.iter().map(AsFd::as_fd).chain(bells).chain(more.iter().copied());
+        let all = all.chain([self.bell.as_fd()]);
         wait(all, self.limit).map(drop)
     }
 }
