@@ -217,9 +217,12 @@ fn p7_a_rank_that_cannot_let_another_one_connect_ends_the_operations_of_all() {
 }
 
 #[test]
-fn connecting_to_64_peers_opens_nothing_before_an_operation() {
+fn connecting_to_64_or_1023_peers_opens_nothing_before_an_operation() {
     for table in &["rma14", "gin11"][..times(2, 1)] {
         run(&format!("growth --ranks 1 --table {table} --times 64"));
+    }
+    if !over_rdma() {
+        run("growth --ranks 1 --table rma14 --times 1023");
     }
 }
 

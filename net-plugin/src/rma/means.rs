@@ -11,15 +11,22 @@ use crate::join::Purpose;
 use crate::lane::Lane;
 use crate::runtime::Runtime;
 
-/// The most bytes of a coll comm's windows together with which they are longer than the settings say.
-const WINDOWS: u64 = 256 << 20;
+/// Bytes of a coll comm's windows together, in bytes of the setting: 48 MiB by default.
+const ALL: u64 = 12;
+/// Bytes of a window in bytes of the setting, at most.
+const MOST: u64 = 4;
+/// Bytes of a window at most, as the setting's own limit.
+const LONGEST: u64 = 512 << 20;
+/// Bytes of a window, below which messages of one copy would be short, unless the setting says less.
+const LEAST: u64 = 64 << 10;
 
-/// Bytes of the window to each of the other ranks: four times `setting`, unless all windows together would then exceed [`WINDOWS`].
-/// Longer windows allow longer copies by the GPU, up to a quarter of the window each, and so fewer fences.
+/// Bytes of the window to each of the other ranks: of few ranks four times `setting`, because longer windows allow longer copies by the
+/// GPU, up to a quarter of the window each, and so fewer fences. Of more ranks less, so that what a rank holds does not grow
+/// with their number: what is under way at once is spread over them too.
 fn window_size(setting: u64, ranks: u32) -> u64 {
-    let longer = setting.saturating_mul(4);
-    let all = longer.saturating_mul(u64::from(ranks.max(2) - 1));
-    if all <= WINDOWS { longer } else { setting }
+    let share = setting.saturating_mul(ALL) / u64::from(ranks.max(2) - 1);
+    let share = share.checked_ilog2().map_or(0, |log| 1 << log);
+    share.min(setting.saturating_mul(MOST)).min(LONGEST).max(setting.min(LEAST))
 }
 
 /// The traffic class of a coll comm before a context names one.
@@ -87,11 +94,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn windows_are_longer_as_long_as_all_of_them_are_few_bytes() {
-        let cases = [((4 << 20, 1), 16 << 20), ((4 << 20, 17), 16 << 20), ((4 << 20, 18), 4 << 20)];
-        for ((setting, ranks), window) in cases {
-            assert_eq!(window_size(setting, ranks), window, "{ranks} ranks");
+    fn windows_are_shorter_the_more_ranks_there_are_and_no_shorter_than_a_copy_needs() {
+        const SETTING: u64 = 4 << 20;
+        for (ranks, window) in
+            [(1, 16 << 20), (4, 16 << 20), (5, 8 << 20), (17, 2 << 20), (65, 512 << 10), (1024, 64 << 10)]
+        {
+            assert_eq!(window_size(SETTING, ranks), window, "{ranks} ranks");
         }
-        assert_eq!((window_size(512 << 20, 2), window_size(64 << 10, 1024)), (512 << 20, 256 << 10));
+        assert_eq!((window_size(512 << 20, 2), window_size(64 << 10, 2)), (512 << 20, 256 << 10));
+        assert_eq!((window_size(64 << 10, 1024), window_size(4096, 1024)), (64 << 10, 4096));
     }
 }
