@@ -14,6 +14,7 @@ pub enum HostLink {
     #[default]
     Pcie,
     /// NVLink to the processor: NVLink-C2C on Grace hosts. The GPU has memory of its own.
+    #[serde(rename = "nvlink")]
     NvLink,
     /// No link: GPU and processor have one memory, as in GB10 (DGX Spark).
     Unified,
