@@ -2,6 +2,7 @@
 //! program of its own. Then the kernel module, which nothing loads, and the Rust code (`programs`).
 
 mod litmus;
+mod pages;
 mod programs;
 mod toolchain;
 
@@ -20,7 +21,7 @@ use crate::vm::kernel;
 use crate::{cuda, kmod, layout, process};
 
 /// What the step needs beside what is fetched.
-pub const NEEDS: &[Need] = &[Need::Cxx, Need::ModuleBuild];
+pub const NEEDS: &[Need] = &[Need::Cxx, Need::ModuleBuild, Need::KernelBuild, Need::Qemu];
 
 /// The scenarios of tests/litmus/orderings.cc that run with nothing weakened: each operation of the device API, with threads
 /// of every scope, against engines that read and write the payload. (QEMU on x86 shows no reordering that x86 forbids.)

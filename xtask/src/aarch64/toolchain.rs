@@ -29,6 +29,9 @@ const RUST: [&str; 3] = ["libstd-rust-dev:amd64", "rustc:amd64", "libstd-rust-de
 /// What checks barriers by the model of the architecture.
 const HERD: &str = "herdtools7:amd64";
 
+/// The part of Debian that the kernel's headers and programs beside a kernel are fetched from.
+const OF_KERNEL: &str = "bookworm";
+
 /// Compilers for C and C++, and the headers of RDMA, which are those of every architecture.
 const CROSS: [&str; 3] = ["g++-aarch64-linux-gnu", "libibverbs-dev", "librdmacm-dev"];
 
@@ -101,9 +104,9 @@ impl Toolchain {
 
     /// The headers of Debian 12's newest kernel for ARM, with the programs of this host that build modules.
     pub fn kernel_headers(&self, guard: Guard) -> Result<PathBuf> {
-        let unpacked = self.folder.join("headers");
+        let unpacked = self.folder.join(OF_KERNEL);
         kernel::made(&self.folder, &unpacked, |part| {
-            let apt = Apt::of_suite(part, "bookworm")?;
+            let apt = Apt::of_suite(part, OF_KERNEL)?;
             apt.run(&["update"], guard)?;
             let said = process::capture(
                 apt.of("apt-cache", &["depends", "linux-headers-arm64:arm64"]),
@@ -118,6 +121,7 @@ impl Toolchain {
                 format!("linux-headers-{newest}-arm64:arm64"),
                 format!("linux-headers-{newest}-common"),
                 format!("linux-kbuild-{version}:amd64"),
+                "busybox-static:arm64".into(),
             ];
             apt.run(&[&["download"], &packages.each_ref().map(String::as_str)[..]].concat(), guard)?;
             apt.unpack(guard)?;
@@ -129,7 +133,22 @@ impl Toolchain {
         Ok(unpacked.join("usr/src/headers").canonicalize()?)
     }
 
-    /// A make that builds the kernel's modules for ARM.
+    /// A shell for ARM that needs no library. It comes with the kernel's headers.
+    pub fn busybox(&self) -> PathBuf {
+        self.folder.join(OF_KERNEL).join("bin/busybox")
+    }
+
+    /// What takes the symbols out of programs for ARM.
+    pub fn strip(&self) -> PathBuf {
+        self.folder.join("strip")
+    }
+
+    /// The folder of the libraries that programs for ARM name.
+    pub fn libraries(&self) -> PathBuf {
+        self.folder.join("cross/usr/aarch64-linux-gnu/lib")
+    }
+
+    /// A make that builds Linux and its modules for ARM.
     pub fn make(&self, folder: &Path) -> Command {
         let mut make = process::command("make", folder);
         make.args(["ARCH=arm64", "CROSS_COMPILE=aarch64-linux-gnu-"]);
@@ -163,7 +182,9 @@ impl Toolchain {
         let root = cross.join("usr/aarch64-linux-gnu/lib");
         let (own, cross, root) = (own.display(), cross.display(), root.display());
         let tool = format!("LD_LIBRARY_PATH={own} exec {cross}/usr/bin/aarch64-linux-gnu");
-        script(&self.folder.join("ar"), &format!("{tool}-ar \"$@\""))?;
+        for name in ["ar", "strip"] {
+            script(&self.folder.join(name), &format!("{tool}-{name} \"$@\""))?;
+        }
         fs::create_dir_all(self.compilers())?;
         for (name, program) in [("cc", "gcc"), ("gcc", "gcc"), ("c++", "g++"), ("g++", "g++")] {
             let text = format!(
