@@ -174,7 +174,10 @@ fn on_a_dgx_spark_no_nic_reads_the_gpu_and_a_window_is_what_its_maker_advises() 
         }
     }
     let text = text(&report);
-    assert!(text.contains("000f:01:00.0 gpu0 NVIDIA GPU, one memory with the processor, driver nvidia"), "{text}");
+    assert!(
+        text.contains("000f:01:00.0 gpu0 NVIDIA GPU, one memory with the processor, driver nvidia"),
+        "{text}"
+    );
     assert!(text.contains("rocep1s0f1 200 Gb/s Ethernet DOWN"), "{text}");
     assert!(text.contains("  gpu0  NODE push     NODE push     NODE push   NODE push\n"), "{text}");
 }
@@ -186,7 +189,10 @@ fn a_graviton_instance_is_a_virtual_machine_and_its_efa_no_nic() {
     assert!(t.machine.flat, "{:?}", t.machine);
     let report_ = report(&t);
     assert_eq!(report_.without_nic.as_ref().unwrap().method, Method::Local);
-    assert_eq!((report_.gpu_gpu[0].distance, t.host_link(at("0000:00:1f.0"))), (Distance::Virtual, HostLink::Pcie));
+    assert_eq!(
+        (report_.gpu_gpu[0].distance, t.host_link(at("0000:00:1f.0"))),
+        (Distance::Virtual, HostLink::Pcie)
+    );
 
     let metal = graviton("g5g.metal", "0xd0c", 2, false).clean();
     assert_eq!(metal.machine.virtual_machine, None);
@@ -201,5 +207,8 @@ fn a_graviton_instance_is_a_virtual_machine_and_its_efa_no_nic() {
     );
     assert!(t.nics.is_empty());
     let text = text(&report(&t));
-    assert!(text.contains("advice: local: this host has no RDMA NIC") && text.contains("go over tcp\n"), "{text}");
+    assert!(
+        text.contains("advice: local: this host has no RDMA NIC") && text.contains("go over tcp\n"),
+        "{text}"
+    );
 }

@@ -76,7 +76,16 @@ pub fn config(port: u8, acs: Option<u16>) -> Vec<u8> {
 }
 
 pub fn dev(class: u32, vendor: u16, port: u8) -> Dev {
-    Dev { class, vendor, device: 0x1234, numa: 0, driver: None, link: Some(GEN5), config: config(port, None), iommu: None }
+    Dev {
+        class,
+        vendor,
+        device: 0x1234,
+        numa: 0,
+        driver: None,
+        link: Some(GEN5),
+        config: config(port, None),
+        iommu: None,
+    }
 }
 
 pub fn root_port() -> Dev {

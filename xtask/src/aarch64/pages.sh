@@ -7,6 +7,10 @@
 /busybox mount -t tmpfs -o mode=1777 tmpfs /dev/shm
 /busybox mount -t tmpfs -o mode=1777 tmpfs /tmp
 /busybox mount -t devpts pts /dev/pts
+# Tests start sleep, true and the like.
+/busybox mkdir /bin
+/busybox --install -s /bin
+export PATH=/bin
 /busybox ifconfig lo 127.0.0.1 up
 echo "pages: $(/busybox sed -n '/KernelPageSize/{s/[^0-9]//g;p;q}' /proc/self/smaps)"
 cd /tmp
