@@ -98,15 +98,20 @@ fn compile_for_gpu(out: &Path, sources: &[PathBuf], include: &[&Path]) -> Vec<(S
         }
         return Vec::new();
     };
+    // An nvcc that does not know one of these GPUs leaves it to the driver, which compiles the code for compute_90.
+    let known = Command::new(&nvcc).arg("--list-gpu-code").output().map(|output| output.stdout);
+    let known = String::from_utf8_lossy(&known.unwrap_or_default()).into_owned();
+    let is_known = |n: &&str| known.lines().any(|line| line.strip_prefix("sm_") == Some(n));
+    let newer = ["100", "103", "121"].into_iter().filter(is_known);
+    let mut code = vec!["-gencode=arch=compute_90,code=[sm_90,compute_90]".to_owned()];
+    code.extend(["80"].into_iter().chain(newer).map(|n| format!("-gencode=arch=compute_{n},code=sm_{n}")));
     let mut fatbins = Vec::new();
     for source in sources {
         let name = file_name(source);
         let fatbin = out.join(format!("{name}.fatbin"));
         let mut command = Command::new(&nvcc);
         command.args(["-fatbin", "-std=c++17", "-O3"]);
-        command.args(["-gencode", "arch=compute_80,code=sm_80"]);
-        command.args(["-gencode", "arch=compute_90,code=[sm_90,compute_90]"]);
-        command.args(["-gencode", "arch=compute_100,code=sm_100"]);
+        command.args(&code);
         for dir in include {
             command.arg("-I").arg(dir);
         }

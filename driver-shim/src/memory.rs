@@ -588,12 +588,17 @@ mod tests {
 
     #[test]
     fn p8_memory_of_another_user_with_holes_is_refused_and_mapping_it_allocates_no_page() {
-        let bytes = 64 * 4096 - 5;
-        let pages = |fd: &OwnedFd| fstat(fd).unwrap().st_blocks / 8;
+        let page = rustix::param::page_size();
+        let bytes = 64 * page - 5;
+        let pages = |fd: &OwnedFd| fstat(fd).unwrap().st_blocks * 512 / page as i64;
+        let punch = |fd: &OwnedFd, offset: usize, bytes: usize| {
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            fallocate(fd, flags, offset as u64, bytes as u64).unwrap();
+        };
         let whole = SharedMemory::builder("test", bytes).huge_pages(HugePages::Never).create().unwrap();
         SharedMemory::from_strangers_fd(handed(&whole), bytes).unwrap();
         let fd = handed(&whole);
-        fallocate(&fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 4096, 4096).unwrap();
+        punch(&fd, page, page);
         let sparse = memfd(bytes, SealFlags::SHRINK | SealFlags::GROW);
         for (fd, there) in [(fd, 63), (sparse, 0)] {
             let twice = [fd.try_clone().unwrap(), fd.try_clone().unwrap()];
@@ -603,7 +608,7 @@ mod tests {
             });
             for e in errors {
                 assert!(
-                    matches!(e, Some(ShimError::PeerHoles { there: t, bytes: b }) if t == there * 4096 && b == bytes),
+                    matches!(e, Some(ShimError::PeerHoles { there: t, bytes: b }) if t == there * page as u64 && b == bytes),
                     "{e:?}"
                 );
             }
@@ -616,9 +621,9 @@ mod tests {
             ReadOnlyMemory::from_strangers_fd(handed(&whole), bytes).unwrap(),
         );
         let fd = handed(&whole);
-        fallocate(&fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, 32 * 4096).unwrap();
+        punch(&fd, 0, 32 * page);
         assert_eq!(pages(&fd), 32);
-        assert_eq!((load(&reader, 40 * 4096), pages(&fd)), (0, 32));
+        assert_eq!((load(&reader, 40 * page), pages(&fd)), (0, 32));
         writer.words(0, 1)[0].store(7, Ordering::Relaxed);
         assert_eq!((load(&reader, 0), pages(&fd)), (7, 33));
     }

@@ -296,11 +296,12 @@ mod tests {
     #[test]
     fn a_file_is_mapped_from_a_page_on() {
         let path = std::env::temp_dir().join(format!("pushgate-file-window-{}", std::process::id()));
-        std::fs::write(&path, [7; 3 * 4096]).unwrap();
-        let window = FileWindow::open(&path, 4096, 2 * 4096, false).unwrap();
-        assert_eq!((window.len(), window.offset(), window.kind()), (2 * 4096, 4096, "file"));
+        let page = rustix::param::page_size();
+        std::fs::write(&path, vec![7; 3 * page]).unwrap();
+        let window = FileWindow::open(&path, page as u64, 2 * page, false).unwrap();
+        assert_eq!((window.len(), window.offset(), window.kind()), (2 * page, page as u64, "file"));
         for (offset, bytes, says) in
-            [(8, 64, "offset 8 of"), (2048, 4096, "name one that is"), (4096, 3 * 4096, "leave")]
+            [(8, 64, "offset 8 of"), (2048, 4096, "name one that is"), (page as u64, 3 * page, "leave")]
         {
             let e = FileWindow::open(&path, offset, bytes, false).unwrap_err();
             assert_eq!(e.kind(), io::ErrorKind::InvalidInput);

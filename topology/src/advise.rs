@@ -5,6 +5,7 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::distance::{AcsOnWay, Distance};
+use crate::host_link::HostLink;
 use crate::machine::CpuKind;
 use crate::pair::{Far, Pair};
 
@@ -160,6 +161,13 @@ fn judge(pair: &Pair) -> (Method, &'static str) {
         }
         Far::Nic => {}
     }
+    // No figure is needed: nothing else works.
+    if pair.host_link == HostLink::Unified {
+        return (
+            Method::Push,
+            "GPU and processor have one memory, and no NIC can read what cudaMalloc returns: GPUDirect RDMA, dma-buf and GDRCopy do not work there; the window is host memory registered with CUDA, which both read",
+        );
+    }
     match pair.distance() {
         Distance::SameDevice => {
             (Method::Pull, "GPU and NIC are one device, so the NIC's reads stay inside it")
@@ -171,6 +179,10 @@ fn judge(pair: &Pair) -> (Method, &'static str) {
         Distance::SameSwitch => (
             Method::Pull,
             "one switch is above both, so the NIC's reads stay below it: plain GPUDirect RDMA is fine",
+        ),
+        _ if pair.host_link == HostLink::NvLink => (
+            Method::Push,
+            "the GPU's stores and copy engines reach host memory over NVLink-C2C, not over PCIe, and the NIC reads host memory",
         ),
         Distance::SameRootComplex | Distance::SameSocket | Distance::AcrossSockets
             if pair.cpu == CpuKind::Client =>

@@ -7,6 +7,7 @@ use pushgate_pcie_model::{Link, Parameters, Route, Way, Window};
 use crate::address::Address;
 use crate::advise::{Costs, Evidence, Method};
 use crate::distance::{Distance, Hop, narrowest};
+use crate::host_link::HostLink;
 use crate::pair::{Far, Pair};
 use crate::tree::Topology;
 
@@ -69,6 +70,10 @@ pub fn evidence<'a>(costs: &'a dyn Costs, findings: Option<&Findings>) -> Eviden
 
 impl Costs for Figures<'_> {
     fn seconds(&self, pair: &Pair, method: Method, bytes: u64) -> Option<f64> {
+        // The model knows PCIe alone.
+        if pair.host_link != HostLink::Pcie && self.findings.is_none() {
+            return None;
+        }
         let way = match method {
             Method::Push => Way::Push,
             // Nothing reads through a window, and a software NIC reads only host memory.

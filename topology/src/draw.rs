@@ -7,6 +7,7 @@ use crate::address::Address;
 use crate::advise::Advice;
 use crate::config::Read;
 use crate::distance::{AcsOnWay, Distance};
+use crate::host_link::HostLink;
 use crate::pair::Pair;
 use crate::report::Report;
 use crate::tree::{DEEPEST, Function, Nic, Parent, Role, RootComplex, Source, Topology};
@@ -78,10 +79,13 @@ pub fn host(t: &Topology) -> String {
         let mut packages: Vec<u32> = m.nodes.iter().filter_map(|n| n.package).collect();
         packages.sort();
         packages.dedup();
-        said.push(match packages.len() {
-            0 => plural(m.nodes.len(), "NUMA node"),
-            n => format!("{} in {}", plural(m.nodes.len(), "NUMA node"), plural(n, "socket")),
-        });
+        let bare = m.nodes.iter().filter(|n| !n.processors).count();
+        let nodes = plural(m.nodes.len() - bare, "NUMA node");
+        let nodes = match packages.len() {
+            0 => nodes,
+            n => format!("{nodes} in {}", plural(n, "socket")),
+        };
+        said.push(if bare > 0 { format!("{nodes} and {bare} without processors") } else { nodes });
     }
     if let Some(version) = &m.nvidia_driver {
         said.push(format!("NVIDIA driver {version}"));
@@ -128,10 +132,7 @@ pub fn tree(t: &Topology, style: Style) -> String {
     } else {
         out.push('\n');
     }
-    let numa_of = |r: &RootComplex| match &t.machine.nodes[..] {
-        [only] => r.numa.or(Some(only.number)),
-        _ => r.numa,
-    };
+    let numa_of = |r: &RootComplex| r.numa.or_else(|| t.machine.only_node());
     let mut numa: Vec<Option<u32>> = t.root_complexes.iter().map(numa_of).collect();
     numa.sort();
     numa.dedup();
@@ -198,6 +199,11 @@ fn function_text(t: &Topology, f: &Function) -> String {
     for gpu in t.gpus.iter().filter(|g| g.address == f.address) {
         let name = gpu.name.as_deref().unwrap_or("NVIDIA GPU");
         said.push(format!("{} {name}", t.gpu_label(gpu.address)));
+        match t.host_link(gpu.address) {
+            HostLink::Pcie => {}
+            HostLink::NvLink => said.push("NVLink-C2C to the processor".into()),
+            HostLink::Unified => said.push("one memory with the processor".into()),
+        }
         if let Some(mig) = &gpu.mig {
             said.push(format!("MIG: {}", plural(mig.instances.len(), "instance")));
         }

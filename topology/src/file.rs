@@ -365,7 +365,7 @@ impl Form {
             if t.machine.nodes.iter().any(|m| m.number == n.number) {
                 return Err(wrong("node: number", n.number, "each number once"));
             }
-            t.machine.nodes.push(Node { number: n.number, package: n.package });
+            t.machine.nodes.push(Node { number: n.number, package: n.package, processors: true });
         }
         for r in &self.root_complex {
             let name = name("root_complex: name", &r.name)?;

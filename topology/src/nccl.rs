@@ -147,7 +147,7 @@ impl Reading {
         if let Some(number) = numa
             && !self.topology.machine.nodes.iter().any(|n| n.number == number)
         {
-            self.topology.machine.nodes.push(Node { number, package: None });
+            self.topology.machine.nodes.push(Node { number, package: None, processors: true });
         }
         for pci in elements(cpu, "pci") {
             let root = self.root_complex(numa);

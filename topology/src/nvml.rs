@@ -6,7 +6,10 @@ use std::ffi::OsStr;
 use std::path::PathBuf;
 
 use nvml_wrapper::enum_wrappers::device::{P2pCapabilitiesIndex, P2pStatus};
+use nvml_wrapper::enums::device::SampleValue;
 use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::structs::device::FieldId;
+use nvml_wrapper::sys_exports::field_id::NVML_FI_DEV_C2C_LINK_COUNT;
 use nvml_wrapper::{Device, Nvml};
 
 use crate::address::Address;
@@ -149,7 +152,21 @@ fn nvlinks(device: &Device<'_>, gpus: &[Address]) -> Vec<NvLink> {
         let end = remote.filter(|at| gpus.contains(at)).map_or(NvLinkEnd::Switch, NvLinkEnd::Gpu);
         *ends.entry(end).or_default() += 1;
     }
+    let c2c = c2c_links(device);
+    if c2c > 0 {
+        ends.insert(NvLinkEnd::Cpu, c2c);
+    }
     ends.into_iter().map(|(to, links)| NvLink { to, links }).collect()
+}
+
+/// How many links of NVLink-C2C join the GPU and the processor.
+fn c2c_links(device: &Device<'_>) -> u32 {
+    let count = device.field_values_for(&[FieldId(NVML_FI_DEV_C2C_LINK_COUNT)]);
+    // A GPU that has none, or a driver that does not know the field, answers with an error.
+    match count.ok().and_then(|mut values| values.pop()?.ok()?.value.ok()) {
+        Some(SampleValue::U32(links)) => links,
+        _ => 0,
+    }
 }
 
 fn peer_access(device: &Device<'_>, other: &Device<'_>) -> Option<bool> {

@@ -5,6 +5,7 @@ use serde::Serialize;
 use crate::address::Address;
 use crate::config::{Express, Read};
 use crate::distance::{Distance, Hop, Path, link_above};
+use crate::host_link::HostLink;
 use crate::link::LinkState;
 use crate::machine::CpuKind;
 use crate::tree::{Function, Gpu, Role, Topology};
@@ -36,6 +37,8 @@ pub struct Pair {
     pub path: Option<Path>,
     /// What kind of machine the processor was made for.
     pub cpu: CpuKind,
+    /// What joins the GPU and the host's memory.
+    pub host_link: HostLink,
     /// The GPU's driver.
     pub gpu_driver: Option<String>,
     /// Other GPUs that share a switch's upstream link with this one on the way. Empty if the way
@@ -128,6 +131,7 @@ impl Topology {
             name,
             to,
             cpu: self.machine.cpu,
+            host_link: self.host_link(gpu.address),
             gpu_driver: self.function(gpu.address).and_then(|f| f.driver.clone()),
             uplink_shared_with: path.as_ref().map_or(Vec::new(), |p| self.uplink_shared_with(gpu.address, p)),
             iommu_translates: match both {
@@ -158,7 +162,9 @@ impl Topology {
     pub fn findings(&self) -> Vec<String> {
         let mut found = Vec::new();
         for f in self.functions.values().filter(|f| self.matters(f.address)) {
-            if let (Some(now), Some(best)) = (f.link.now, f.link.best) {
+            // A GPU that reaches the host otherwise may have few lanes of PCIe, or none.
+            let by_pcie = self.host_link(f.address) == HostLink::Pcie;
+            if let (Some(now), Some(best), true) = (f.link.now, f.link.best, by_pcie) {
                 if now.width < best.width {
                     found.push(format!(
                         "{}: its link has {} lanes of {}: see the slot",

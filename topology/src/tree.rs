@@ -333,10 +333,7 @@ impl Topology {
     pub fn numa_of(&self, at: Address) -> Option<u32> {
         let (chain, root) = self.above(at);
         let own = chain.iter().find_map(|f| f.numa);
-        own.or_else(|| root?.numa).or_else(|| match &self.machine.nodes[..] {
-            [only] => Some(only.number),
-            _ => None,
-        })
+        own.or_else(|| root?.numa).or_else(|| self.machine.only_node())
     }
 
     /// Whether a GPU, a NIC or a shim function is attached to the function, so that its place

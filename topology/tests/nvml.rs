@@ -1,5 +1,5 @@
 //! What the crate asks NVML and makes of the answers, with a stub library: three GPUs, the last one
-//! lost; NVLinks to a switch and to each other; MIG and a client of the multi-process service on
+//! lost; NVLinks to a switch, to each other and, of one, to the processor; MIG and a client of the multi-process service on
 //! one.
 
 mod common;
@@ -16,6 +16,7 @@ const LIBRARY: &str = r#"
 #include <stdint.h>
 #include <unistd.h>
 struct pci { char legacy[16]; unsigned domain, bus, device, id, subsystem; char id_text[32]; };
+struct value { unsigned field, scope; long long at, took; int type, error; union { unsigned count; long long all; } is; };
 struct process { unsigned pid; unsigned long long bytes; unsigned gpu, compute; };
 static long n(void *d) { return (long)(intptr_t)d; }
 int nvmlInit_v2(void) { return 0; }
@@ -32,6 +33,10 @@ int nvmlDeviceGetMigDeviceHandleByIndex(void *d, unsigned i, void **m) { *m = (v
 int nvmlDeviceGetNvLinkState(void *d, unsigned l, int *up) { *up = l != 1; return l > 4 ? 2 : 0; }
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *d, unsigned l, struct pci *p) {
 	strcpy(p->id_text, l == 4 ? "fffffff:ffff:ff" : l > 1 ? "00000000:05:00.0" : n(d) == 1 ? "00000000:1A:00.0" : "00000000:18:00.0");
+	return 0;
+}
+int nvmlDeviceGetFieldValues(void *d, int n_, struct value *v) {
+	v->error = n(d) == 1 && v->field == 170 ? 0 : 3; v->type = 1; v->is.count = 10;
 	return 0;
 }
 int nvmlDeviceGetP2PStatus(void *a, void *b, int what, int *status) { *status = n(a) == 2 && what == 1 ? 4 : 0; return 0; }
@@ -74,7 +79,8 @@ fn answers_become_gpus() {
     let links = |other| {
         vec![NvLink { to: NvLinkEnd::Gpu(other), links: 1 }, NvLink { to: NvLinkEnd::Switch, links: 3 }]
     };
-    assert_eq!((&first.nvlinks, &second.nvlinks), (&links(b), &links(a)));
+    let c2c = NvLink { to: NvLinkEnd::Cpu, links: 10 };
+    assert_eq!((&first.nvlinks, &second.nvlinks), (&[links(b), vec![c2c]].concat(), &links(a)));
     assert_eq!(first.peers, [Peer { to: b, access: true }]);
     // The GPU may read but not write.
     assert_eq!(second.peers, [Peer { to: a, access: false }]);

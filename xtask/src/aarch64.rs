@@ -1,6 +1,8 @@
-//! The project for 64-bit ARM (Grace hosts, DGX Spark, Graviton). C and C++: zig compiles it, warnings are errors, and QEMU runs
-//! what can run in a program of its own. Then the kernel module, which nothing loads, and the Rust code (`programs`).
+//! The project for 64-bit ARM (Grace hosts, DGX Spark, Graviton). C and C++: warnings are errors, and QEMU runs what can run in a
+//! program of its own. Then the kernel module, which nothing loads, and the Rust code (`programs`).
 
+mod litmus;
+mod pages;
 mod programs;
 mod toolchain;
 
@@ -12,7 +14,6 @@ use anyhow::{Context, Result, ensure};
 use self::toolchain::Toolchain;
 use crate::bench::{Bench, Outcome};
 use crate::output::say;
-use crate::package::natives;
 use crate::paths::Paths;
 use crate::progress::Guard;
 use crate::system::Need;
@@ -20,10 +21,7 @@ use crate::vm::kernel;
 use crate::{cuda, kmod, layout, process};
 
 /// What the step needs beside what is fetched.
-pub const NEEDS: &[Need] = &[Need::Cxx, Need::Python, Need::ModuleBuild];
-
-/// Linked statically, so that QEMU needs no ARM libraries.
-const TARGET: [&str; 3] = ["-target", "aarch64-linux-musl", "-static"];
+pub const NEEDS: &[Need] = &[Need::Cxx, Need::ModuleBuild, Need::KernelBuild, Need::Qemu];
 
 /// The scenarios of tests/litmus/orderings.cc that run with nothing weakened: each operation of the device API, with threads
 /// of every scope, against engines that read and write the payload. (QEMU on x86 shows no reordering that x86 forbids.)
@@ -33,8 +31,9 @@ const SCENARIOS: &[&str] =
 /// Compiles and runs everything.
 pub fn step(bench: &mut Bench) -> Result<Outcome> {
     let emulator = emulator(&bench.paths, bench.guard)?;
-    check(&bench.paths, &emulator, bench.guard)?;
     let tools = Toolchain::get(&bench.paths, bench.guard)?;
+    check(&bench.paths, &tools, &emulator, bench.guard)?;
+    litmus::run(&bench.paths, &tools, bench.guard)?;
     let module = kmod::copied(&bench.paths, "aarch64")?;
     let headers = tools.kernel_headers(bench.guard)?;
     kmod::make(tools.make(&module), &headers, &module, &["W=1", "PUSHGATE_TEST=m"], bench.guard)?;
@@ -43,14 +42,12 @@ pub fn step(bench: &mut Bench) -> Result<Outcome> {
 }
 
 /// What is C and C++.
-fn check(paths: &Paths, emulator: &Path, guard: Guard) -> Result<()> {
-    let tools = natives::tools(paths);
-    tools.make(paths, guard)?;
-    let python = tools.program("python");
+fn check(paths: &Paths, tools: &Toolchain, emulator: &Path, guard: Guard) -> Result<()> {
     let out = paths.scratch("aarch64")?;
     let compiler = |which: &str| {
-        let mut command = process::command(&python, &paths.root);
-        command.args(["-m", "ziglang", which]).args(TARGET).args(["-Wall", "-Wextra", "-Werror"]);
+        let mut command = process::command(tools.compilers().join(which), &paths.root);
+        // Linked statically, so that QEMU needs no ARM libraries.
+        command.args(["-static", "-Wall", "-Wextra", "-Werror"]);
         command
     };
     let run = |program: &Path| {

@@ -24,8 +24,8 @@ const WHEELS: [&str; 6] = [
     "nvidia-cuda-nvrtc==13.0.88",
 ];
 
-/// The compute capabilities of A100, of H100 and H200, and of B200.
-const ARCHITECTURES: [&str; 3] = ["80", "90", "100"];
+/// The compute capabilities of A100, of H100, H200 and GH200, of B200 and GB200, of B300 and GB300, and of GB10.
+const ARCHITECTURES: [&str; 5] = ["80", "90", "100", "103", "121"];
 
 /// Folders that hold device code, from the repository root.
 const KERNELS: [&str; 7] = [

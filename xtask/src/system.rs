@@ -36,6 +36,8 @@ pub enum Need {
     Kmod,
     /// What builds a module for Debian 12's kernel: the compiler that built that kernel.
     ModuleBuild,
+    /// What builds a kernel beside what builds modules.
+    KernelBuild,
     /// Programs that make the Debian package.
     Packaging,
     /// What makes the manual page of section 4.
@@ -59,7 +61,7 @@ pub enum Need {
 }
 
 /// All needs, in the order in which they are reported.
-pub const ALL: [Need; 21] = [
+pub const ALL: [Need; 22] = [
     Need::Cxx,
     Need::Python,
     Need::Libclang,
@@ -71,6 +73,7 @@ pub const ALL: [Need; 21] = [
     Need::RdmaTools,
     Need::Kmod,
     Need::ModuleBuild,
+    Need::KernelBuild,
     Need::Packaging,
     Need::Manual,
     Need::Rpm,
@@ -100,6 +103,7 @@ impl Need {
             }
             Need::Kmod => "depmod and xz",
             Need::ModuleBuild => "gcc-12 and make",
+            Need::KernelBuild => "bc, bison, flex and xz",
             Need::Packaging => "dpkg-deb, dpkg-shlibdeps and strip",
             Need::Manual => "lowdown",
             Need::Rpm => "rpmbuild",
@@ -134,6 +138,7 @@ impl Need {
             }
             Need::Kmod => have(&["depmod", "modprobe", "xz"]),
             Need::ModuleBuild => succeeds("gcc-12", &["--version"]) && succeeds("make", &["--version"]),
+            Need::KernelBuild => have(&["bc", "bison", "flex", "xz"]),
             Need::Packaging => have(&["dpkg-deb", "dpkg-shlibdeps", "dpkg-parsechangelog", "strip"]),
             Need::Manual => have(&["lowdown"]),
             Need::Rpm => have(&["rpmbuild"]),
@@ -165,6 +170,7 @@ impl Need {
             }
             Need::Kmod => Source::Apt(&["kmod", "xz-utils"]),
             Need::ModuleBuild => Source::Apt(&["gcc-12", "make"]),
+            Need::KernelBuild => Source::Apt(&["bc", "bison", "flex", "xz-utils"]),
             Need::Packaging => Source::Apt(&["dpkg-dev", "binutils"]),
             Need::Manual => Source::Apt(&["lowdown"]),
             Need::Rpm => Source::Apt(&["rpm"]),

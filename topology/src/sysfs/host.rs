@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::files::Files;
-use crate::machine::{CpuKind, Node};
+use crate::machine::{CpuKind, Node, arm_model};
 use crate::tree::Topology;
 
 pub(super) fn read(sys: &mut Files, proc: &mut Files, topology: &mut Topology) {
@@ -11,8 +11,8 @@ pub(super) fn read(sys: &mut Files, proc: &mut Files, topology: &mut Topology) {
     machine.vendor = sys.word("class/dmi/id/sys_vendor");
     machine.product = sys.word("class/dmi/id/product_name");
     let cpuinfo = proc.text("cpuinfo").unwrap_or_default();
-    machine.cpu_model =
-        field(&cpuinfo, "model name").map(|m| m.chars().filter(|c| !c.is_control()).collect());
+    let named = field(&cpuinfo, "model name").map(|m| m.chars().filter(|c| !c.is_control()).collect());
+    machine.cpu_model = named.or_else(|| arm_model(&cpuinfo));
     machine.cpu = machine.cpu_model.as_deref().map_or(CpuKind::Unknown, CpuKind::of);
     machine.nodes = nodes(sys);
     machine.nvidia_driver = proc.text("driver/nvidia/version").and_then(|t| version(&t));
@@ -86,7 +86,7 @@ fn nodes(sys: &mut Files) -> Vec<Node> {
             let id = sys.parsed(&path, "package", |t| t.parse::<i64>().ok())?;
             id.try_into().ok()
         });
-        nodes.push(Node { number, package });
+        nodes.push(Node { number, package, processors: first.is_some() });
     }
     nodes.sort_by_key(|n| n.number);
     nodes

@@ -13,6 +13,14 @@ pub(super) fn read(sys: &mut Files, topology: &mut Topology) {
     for name in sys.list("class/infiniband") {
         let base = format!("class/infiniband/{name}");
         let Some(real) = sys.real(&base) else { continue };
+        // Queue pairs are reliable connected ones, which channel adapters and iWARP devices have: node types 1 and 4.
+        let kind = sys.word(&format!("{base}/node_type"));
+        if let Some(kind) = kind.filter(|kind| !kind.starts_with("1:") && !kind.starts_with("4:")) {
+            sys.note(format!(
+                "{name}: node type {kind}: no InfiniBand, RoCE or iWARP (Amazon's EFA has no such queue pairs): not counted as a NIC"
+            ));
+            continue;
+        }
         let ports = ports(sys, &base);
         // rxe names its network device in `parent`; every device has those of its addresses.
         let parent = sys.word(&format!("{base}/parent"));

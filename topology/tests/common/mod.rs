@@ -41,6 +41,7 @@ impl Drop for Folder {
 pub struct Dev {
     pub class: u32,
     pub vendor: u16,
+    pub device: u16,
     pub numa: i32,
     pub driver: Option<&'static str>,
     /// Speed and width of the link, now and at best.
@@ -75,7 +76,16 @@ pub fn config(port: u8, acs: Option<u16>) -> Vec<u8> {
 }
 
 pub fn dev(class: u32, vendor: u16, port: u8) -> Dev {
-    Dev { class, vendor, numa: 0, driver: None, link: Some(GEN5), config: config(port, None), iommu: None }
+    Dev {
+        class,
+        vendor,
+        device: 0x1234,
+        numa: 0,
+        driver: None,
+        link: Some(GEN5),
+        config: config(port, None),
+        iommu: None,
+    }
 }
 
 pub fn root_port() -> Dev {
@@ -178,7 +188,7 @@ impl Host {
         let file = |name: &str, content: String| self.file(&format!("{base}/{name}"), content);
         file("class", format!("0x{:06x}\n", dev.class));
         file("vendor", format!("0x{:04x}\n", dev.vendor));
-        file("device", "0x1234\n".into());
+        file("device", format!("0x{:04x}\n", dev.device));
         file("subsystem_vendor", "0x1028\n".into());
         file("numa_node", format!("{}\n", dev.numa));
         self.file(&format!("{base}/config"), &dev.config);

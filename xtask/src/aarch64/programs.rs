@@ -11,6 +11,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use super::pages;
 use super::toolchain::Toolchain;
 use crate::bench::Bench;
 use crate::output::say;
@@ -115,6 +116,13 @@ const SKIPPED: &[(&str, &[&str])] = &[
     ("pushgate_driver_shim", &["memory::tests::p8_memory_of_another_user_with_holes_"]),
 ];
 
+/// Unit tests that run with pages of 64 KiB: of what maps memory, and of rings and records in it.
+const PAGES: [(&str, &str); 3] = [
+    ("pushgate_core", ""),
+    ("pushgate_driver_shim", "--skip closing::tests::p7_p8_peers_whose_closes_hang_"),
+    ("pushgate_link", ""),
+];
+
 /// Builds the Rust code and runs its tests.
 pub fn run(bench: &mut Bench, tools: &Toolchain, emulator: &Path) -> Result<()> {
     let enter = bench.paths.scratch("aarch64")?.join("enter.sh");
@@ -179,7 +187,16 @@ pub fn run(bench: &mut Bench, tools: &Toolchain, emulator: &Path) -> Result<()> 
         }
     }
     say!("aarch64: tests that QEMU can't run are left out; {} names them", file!());
-    test_programs::run(Vec::new(), all, 2, bench.guard)
+    test_programs::run(Vec::new(), all, 2, bench.guard)?;
+
+    let found = |name: &str| -> Result<PathBuf> {
+        let found = tests.iter().find(|program| program.kind == Kind::Test && program.name == name);
+        Ok(found.with_context(|| format!("cargo has not built the tests of {name}"))?.path.clone())
+    };
+    let on_pages = PAGES.map(|(name, arguments)| Ok((name, found(name)?, arguments.to_owned())));
+    let mut jobs = on_pages.into_iter().collect::<Result<Vec<_>>>()?;
+    jobs.push(("pushgate", command("pushgate")?, ranks.join(" ")));
+    pages::run(bench, tools, &jobs)
 }
 
 /// How programs for ARM are run.

@@ -26,6 +26,12 @@ const SUITE: &str = "testing";
 /// rustc with all that it is linked with, and the standard library for this host and for ARM.
 const RUST: [&str; 3] = ["libstd-rust-dev:amd64", "rustc:amd64", "libstd-rust-dev:arm64"];
 
+/// What checks barriers by the model of the architecture.
+const HERD: &str = "herdtools7:amd64";
+
+/// The part of Debian that the kernel's headers and programs beside a kernel are fetched from.
+const OF_KERNEL: &str = "bookworm";
+
 /// Compilers for C and C++, and the headers of RDMA, which are those of every architecture.
 const CROSS: [&str; 3] = ["g++-aarch64-linux-gnu", "libibverbs-dev", "librdmacm-dev"];
 
@@ -38,16 +44,19 @@ impl Toolchain {
     /// The tools, fetched if they are not there.
     pub fn get(paths: &Paths, guard: Guard) -> Result<Toolchain> {
         let cache = paths.scratch("aarch64")?.canonicalize()?;
-        let (rust, cross) = (cache.join("rust"), cache.join("cross"));
-        kernel::made(&cache, &rust, |part| {
+        let (testing, cross) = (cache.join(SUITE), cache.join("cross"));
+        kernel::made(&cache, &testing, |part| {
             let apt = Apt::of_suite(part, SUITE)?;
             apt.run(&["update"], guard)?;
             // What the library needs comes with it; what rustc needs beside it (a C compiler) is this host's.
-            apt.run(&["install", "--download-only", "--yes", "--no-install-recommends", RUST[0]], guard)?;
+            apt.run(
+                &["install", "--download-only", "--yes", "--no-install-recommends", RUST[0], HERD],
+                guard,
+            )?;
             apt.run(&[&["download"], &RUST[1..]].concat(), guard)?;
             apt.unpack(guard)
         })
-        .with_context(|| format!("no rustc for 64-bit ARM of Debian {SUITE}"))?;
+        .with_context(|| format!("no rustc for 64-bit ARM, or no herd7, of Debian {SUITE}"))?;
         kernel::made(&cache, &cross, |part| {
             let apt = Apt::of_host(part)?;
             let install = ["install", "--download-only", "--yes", "--no-install-recommends"];
@@ -69,8 +78,8 @@ impl Toolchain {
     pub fn cargo(&self, command: &mut Command) {
         let [cc, cxx] = ["cc", "c++"].map(|name| self.compilers().join(name));
         command.env("RUSTC", self.folder.join("rustc"));
-        // Saves a quarter of the time.
-        command.env("CARGO_PROFILE_RELEASE_DEBUG", "0");
+        // Saves a third of the time.
+        command.env("CARGO_PROFILE_RELEASE_DEBUG", "0").env("CARGO_PROFILE_RELEASE_LTO", "off");
         command.env("CC_aarch64_unknown_linux_gnu", &cc).env("CXX_aarch64_unknown_linux_gnu", &cxx);
         command.env("AR_aarch64_unknown_linux_gnu", self.folder.join("ar"));
         command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", cc);
@@ -83,11 +92,21 @@ impl Toolchain {
         self.folder.join("build").join(TARGET).join("release")
     }
 
+    /// A herd7 that looks at a test. It is linked with a later C library than this host may have.
+    pub fn herd(&self, test: &Path) -> Command {
+        let usr = self.folder.join(SUITE).join("usr");
+        let libraries = usr.join("lib/x86_64-linux-gnu");
+        let mut command = process::command(libraries.join("ld-linux-x86-64.so.2"), &self.folder);
+        command.arg("--library-path").arg(&libraries).arg(usr.join("bin/herd7"));
+        command.arg("-set-libdir").arg(usr.join("share/herdtools7/herd")).arg(test);
+        command
+    }
+
     /// The headers of Debian 12's newest kernel for ARM, with the programs of this host that build modules.
     pub fn kernel_headers(&self, guard: Guard) -> Result<PathBuf> {
-        let unpacked = self.folder.join("headers");
+        let unpacked = self.folder.join(OF_KERNEL);
         kernel::made(&self.folder, &unpacked, |part| {
-            let apt = Apt::of_suite(part, "bookworm")?;
+            let apt = Apt::of_suite(part, OF_KERNEL)?;
             apt.run(&["update"], guard)?;
             let said = process::capture(
                 apt.of("apt-cache", &["depends", "linux-headers-arm64:arm64"]),
@@ -102,6 +121,7 @@ impl Toolchain {
                 format!("linux-headers-{newest}-arm64:arm64"),
                 format!("linux-headers-{newest}-common"),
                 format!("linux-kbuild-{version}:amd64"),
+                "busybox-static:arm64".into(),
             ];
             apt.run(&[&["download"], &packages.each_ref().map(String::as_str)[..]].concat(), guard)?;
             apt.unpack(guard)?;
@@ -113,7 +133,22 @@ impl Toolchain {
         Ok(unpacked.join("usr/src/headers").canonicalize()?)
     }
 
-    /// A make that builds the kernel's modules for ARM.
+    /// A shell for ARM that needs no library. It comes with the kernel's headers.
+    pub fn busybox(&self) -> PathBuf {
+        self.folder.join(OF_KERNEL).join("bin/busybox")
+    }
+
+    /// What takes the symbols out of programs for ARM.
+    pub fn strip(&self) -> PathBuf {
+        self.folder.join("strip")
+    }
+
+    /// The folder of the libraries that programs for ARM name.
+    pub fn libraries(&self) -> PathBuf {
+        self.folder.join("cross/usr/aarch64-linux-gnu/lib")
+    }
+
+    /// A make that builds Linux and its modules for ARM.
     pub fn make(&self, folder: &Path) -> Command {
         let mut make = process::command("make", folder);
         make.args(["ARCH=arm64", "CROSS_COMPILE=aarch64-linux-gnu-"]);
@@ -126,7 +161,7 @@ impl Toolchain {
 
     /// Scripts that run the unpacked programs where they lie.
     fn write_programs(&self) -> Result<()> {
-        let (rust, cross) = (self.folder.join("rust/usr"), self.folder.join("cross"));
+        let (rust, cross) = (self.folder.join(SUITE).join("usr"), self.folder.join("cross"));
         let libraries = rust.join("lib/x86_64-linux-gnu");
         let loader = libraries.join("ld-linux-x86-64.so.2");
         let (rust, libraries, loader) = (rust.display(), libraries.display(), loader.display());
@@ -147,7 +182,9 @@ impl Toolchain {
         let root = cross.join("usr/aarch64-linux-gnu/lib");
         let (own, cross, root) = (own.display(), cross.display(), root.display());
         let tool = format!("LD_LIBRARY_PATH={own} exec {cross}/usr/bin/aarch64-linux-gnu");
-        script(&self.folder.join("ar"), &format!("{tool}-ar \"$@\""))?;
+        for name in ["ar", "strip"] {
+            script(&self.folder.join(name), &format!("{tool}-{name} \"$@\""))?;
+        }
         fs::create_dir_all(self.compilers())?;
         for (name, program) in [("cc", "gcc"), ("gcc", "gcc"), ("c++", "g++"), ("g++", "g++")] {
             let text = format!(

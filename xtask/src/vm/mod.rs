@@ -4,7 +4,7 @@
 mod batch;
 mod guest;
 mod host;
-mod initramfs;
+pub mod initramfs;
 mod ivshmem;
 pub mod kernel;
 mod pack;
