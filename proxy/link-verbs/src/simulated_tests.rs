@@ -28,16 +28,16 @@ pub(super) fn pair(sim: &Sim, config: &Config) -> [End; 2] {
 
 /// Both ends of a queue pair, each on a device of the same simulated network.
 pub(super) fn pair_between(sims: [&Sim; 2], config: &Config) -> [End; 2] {
-    let (links, windows, mirrors) = links_between(sims, config);
+    let (links, windows, mirrors) = links_between(sims, config, GEOMETRY);
     let links = links.map(|link| Box::new(link) as Box<dyn Link>);
     ends(links.into(), windows, mirrors, config.posted_receives, || while sims[0].complete(0) {})
 }
 
 /// The links of both ends, and the window and the mirror of each end.
-type Links = ([VerbsLink; 2], [Arc<SharedMemory>; 2], [Arc<SharedMemory>; 2]);
+pub(super) type Links = ([VerbsLink; 2], [Arc<SharedMemory>; 2], [Arc<SharedMemory>; 2]);
 
-fn links_between(sims: [&Sim; 2], config: &Config) -> Links {
-    let geometry = |rank| Geometry { rank, ..GEOMETRY };
+pub(super) fn links_between(sims: [&Sim; 2], config: &Config, geometry: Geometry) -> Links {
+    let geometry = |rank| Geometry { rank, ..geometry };
     let mut allocate = |name: &str, bytes: usize| SharedMemory::builder(name, bytes).create();
     let windows = [0, 1].map(|rank| memory("window", geometry(rank).window_bytes()));
     let openings = [0, 1].map(|rank| {
@@ -431,7 +431,7 @@ fn p7_queue_pairs_that_go_linger_together_while_the_engine_serves_the_others() {
 fn both_ends_have_the_same_names_the_other_way_round() {
     let sim = Sim::new();
     sim.drains();
-    let ([a, b], ..) = links_between([&sim, &sim], &Config::default());
+    let ([a, b], ..) = links_between([&sim, &sim], &Config::default(), GEOMETRY);
     let [own, other] = a.ends();
     assert_eq!(b.ends(), [other, own]);
     assert!(own != other && ![own, other].contains(&0));
