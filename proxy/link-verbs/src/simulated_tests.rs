@@ -16,7 +16,7 @@ use pushgate_test_ends::{
 
 use super::config::{Config, RdmaCm, WriteOrder};
 use super::firmware;
-use super::profiles::Profile;
+use super::profiles::{PROFILES, Profile};
 use super::setup::VerbsOpening;
 use super::simulated::Sim;
 use super::verbs_link::VerbsLink;
@@ -310,6 +310,21 @@ fn p5_p7_an_end_is_shown_after_the_queue_pairs_destruction_if_the_device_flushes
     a.endpoint.fail(ABORTED);
     ends_when_stopped(&sim, &mut a, |_| {});
     assert_eq!(sim.queue_pairs(), 1);
+}
+
+#[test]
+fn p7_an_end_does_not_wait_for_a_device_that_refuses_what_is_posted_in_the_error_state() {
+    let shown_after = |name: &str| {
+        let sim = Sim::of_profile(PROFILES.iter().find(|profile| profile.name == name).unwrap());
+        let [mut a, _b] = reading(&sim);
+        sim.silence();
+        a.endpoint.fail(ABORTED);
+        ends_when_stopped(&sim, &mut a, |_| {});
+        assert_eq!(sim.queue_pairs(), 1);
+        a.now
+    };
+    // The other device takes what is posted, and flushes nothing.
+    assert!(shown_after("bnxt_re") < shown_after("mlx5"));
 }
 
 #[test]
