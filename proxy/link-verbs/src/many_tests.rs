@@ -85,7 +85,7 @@ fn among_receives(foreign: u64, tag_of: fn(u64) -> u32) {
     counted(&mut || (0..BATCHES).for_each(|_| batch()));
 }
 
-/// Messages to places that `place` chooses, of which the payload of `under_way` and more is under way all the time.
+/// Messages to places that `place` chooses. The payload of `under_way` of them or more is under way all the time.
 fn among_writes(under_way: usize, place: fn(u64) -> u64) {
     let sim = Sim::new();
     let ([mut a, mut b], key) = pair(&sim);
@@ -145,7 +145,7 @@ fn case() {
 /// Instructions of a message, those of the device left out.
 fn instructions(what: &str, number: u64) -> Option<f64> {
     if Command::new("valgrind").arg("--version").output().is_err() {
-        skip("valgrind, which counts instructions, is not installed");
+        skip("no valgrind: install it to count instructions");
         return None;
     }
     let file = std::env::temp_dir().join(format!("pushgate-counts-{}-{what}-{number}", std::process::id()));
