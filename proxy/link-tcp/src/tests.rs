@@ -701,7 +701,7 @@ fn unacquainted(
     windows: [Arc<SharedMemory>; 2],
     mirrors: [Arc<SharedMemory>; 2],
 ) -> [End; 2] {
-    pushgate_test_ends::ends_alone(links.into(), windows, mirrors, false)
+    pushgate_test_ends::ends_alone(GEOMETRY, links.into(), windows, mirrors, false)
 }
 
 /// What a stream brings is taken down.

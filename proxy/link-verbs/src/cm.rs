@@ -673,16 +673,66 @@ fn mark(a: &mut sys::ibv_qp_attr, config: &Config) {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::ffi::c_int;
+
     use super::super::config::RdmaCm;
+    use super::super::kinds::Kind;
+    use super::super::mock::Mock;
+    use super::super::objects::{Cq, Pd, Rc};
     use super::*;
+
+    thread_local! {
+        /// Traffic class and service level of the last queue pair that was moved on.
+        static MARKED: Cell<(u8, u8)> = const { Cell::new((0, 0)) };
+    }
+
+    unsafe extern "C" fn route(_: *mut sys::rdma_cm_id, a: *mut sys::ibv_qp_attr, mask: *mut c_int) -> c_int {
+        // SAFETY: the caller's places.
+        unsafe {
+            ((*a).ah_attr.grh.traffic_class, (*a).ah_attr.sl) = (106, 3);
+            *mask = m::IBV_QP_AV.0 as c_int;
+        }
+        0
+    }
+
+    unsafe extern "C" fn modify_qp(_: *mut sys::ibv_qp, a: *mut sys::ibv_qp_attr, _: c_int) -> c_int {
+        // SAFETY: the caller passes attributes.
+        MARKED.set(unsafe { ((*a).ah_attr.grh.traffic_class, (*a).ah_attr.sl) });
+        0
+    }
+
+    unsafe extern "C" fn destroy_id(_: *mut sys::rdma_cm_id) -> c_int {
+        0
+    }
+
+    unsafe extern "C" fn destroy_channel(_: *mut sys::rdma_event_channel) {}
 
     #[test]
     fn traffic_class_and_service_level_of_the_route_stay_unless_they_are_set() {
+        let mock = Mock::with_functions(null_mut(), Kind::of(Protocol::Ib, 0), |verbs, _| {
+            verbs.ibv_modify_qp = Ok(modify_qp);
+        });
+        // SAFETY: nothing is loaded; functions are set with the types of the fields.
+        let mut cm = unsafe { sys::Cm::from_library(libloading::os::unix::Library::this()) }.unwrap();
+        cm.rdma_init_qp_attr = Ok(route);
+        cm.rdma_destroy_id = Ok(destroy_id);
+        cm.rdma_destroy_event_channel = Ok(destroy_channel);
+        let id = Id {
+            cm: Box::leak(Box::new(cm)),
+            channel: NonNull::dangling(),
+            id: NonNull::dangling(),
+            device: mock.device.clone(),
+            own: "10.0.0.1:5".parse().unwrap(),
+        };
+        let cq = Cq::new(&mock.device, 2, false).unwrap();
+        let mut rc = Rc::new(&Pd::new(&mock.device).unwrap(), cq, 1, 1, &[0]).unwrap();
+        let qp = rc.lend();
         let marked = |traffic_class, service_level| {
-            let mut a = sys::ibv_qp_attr::default();
-            (a.ah_attr.grh.traffic_class, a.ah_attr.sl) = (106, 3);
-            mark(&mut a, &Config { traffic_class, service_level, ..Config::default() });
-            (a.ah_attr.grh.traffic_class, a.ah_attr.sl)
+            let config = Config { traffic_class, service_level, ..Config::default() };
+            let (state, mtu) = (sys::ibv_qp_state::IBV_QPS_RTR, sys::ibv_mtu::IBV_MTU_1024);
+            id.modify(id.raw(), &qp, state, (&config, mtu)).unwrap();
+            MARKED.get()
         };
         assert_eq!(marked(None, None), (106, 3));
         assert_eq!(marked(Some(0), Some(5)), (0, 5));

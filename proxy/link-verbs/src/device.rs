@@ -351,7 +351,7 @@ impl Device {
             was_active: true,
             ethernet: true,
             message: 1 << 30,
-            limits: DeviceLimits { queue: 1024, cq: 1024, reads: 1 },
+            limits: DeviceLimits { queue: 1 << 18, cq: 1 << 19, reads: 1 },
             kind,
             // The simulator has one thread, and a clock of its own.
             looker: Looker::new(true, Turns::of_engine()),

@@ -57,6 +57,8 @@ pub mod kinds;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 mod line;
 mod looker;
+#[cfg(test)]
+mod many_tests;
 #[cfg(any(test, feature = "sim"))]
 #[cfg_attr(not(test), allow(dead_code, reason = "the simulator needs a part of it"))]
 pub mod mock;

@@ -694,6 +694,19 @@ impl Sim {
         })
     }
 
+    /// Completes the oldest WRITE of this queue pair. False if there is none that can.
+    #[cfg(test)]
+    #[inline(never)]
+    pub(super) fn complete_of(&self, number: u32) -> bool {
+        self.nic(|nic| nic.complete(number))
+    }
+
+    /// WRITEs of this queue pair that have not completed.
+    #[cfg(test)]
+    pub(super) fn under_way(&self, number: u32) -> usize {
+        self.nic(|nic| nic.qps[&number].sends.len())
+    }
+
     /// The first queue pair, if there is one, fails by itself: its oldest WRITE ends with an error.
     pub fn break_one(&self) {
         self.nic(|nic| {

@@ -16,7 +16,7 @@ use pushgate_test_ends::{
 
 use super::config::{Config, RdmaCm, WriteOrder};
 use super::firmware;
-use super::profiles::Profile;
+use super::profiles::{PROFILES, Profile};
 use super::setup::VerbsOpening;
 use super::simulated::Sim;
 use super::verbs_link::VerbsLink;
@@ -28,16 +28,16 @@ pub(super) fn pair(sim: &Sim, config: &Config) -> [End; 2] {
 
 /// Both ends of a queue pair, each on a device of the same simulated network.
 pub(super) fn pair_between(sims: [&Sim; 2], config: &Config) -> [End; 2] {
-    let (links, windows, mirrors) = links_between(sims, config);
+    let (links, windows, mirrors) = links_between(sims, config, GEOMETRY);
     let links = links.map(|link| Box::new(link) as Box<dyn Link>);
     ends(links.into(), windows, mirrors, config.posted_receives, || while sims[0].complete(0) {})
 }
 
 /// The links of both ends, and the window and the mirror of each end.
-type Links = ([VerbsLink; 2], [Arc<SharedMemory>; 2], [Arc<SharedMemory>; 2]);
+pub(super) type Links = ([VerbsLink; 2], [Arc<SharedMemory>; 2], [Arc<SharedMemory>; 2]);
 
-fn links_between(sims: [&Sim; 2], config: &Config) -> Links {
-    let geometry = |rank| Geometry { rank, ..GEOMETRY };
+pub(super) fn links_between(sims: [&Sim; 2], config: &Config, geometry: Geometry) -> Links {
+    let geometry = |rank| Geometry { rank, ..geometry };
     let mut allocate = |name: &str, bytes: usize| SharedMemory::builder(name, bytes).create();
     let windows = [0, 1].map(|rank| memory("window", geometry(rank).window_bytes()));
     let openings = [0, 1].map(|rank| {
@@ -313,6 +313,21 @@ fn p5_p7_an_end_is_shown_after_the_queue_pairs_destruction_if_the_device_flushes
 }
 
 #[test]
+fn p7_an_end_does_not_wait_for_a_device_that_refuses_what_is_posted_in_the_error_state() {
+    let shown_after = |name: &str| {
+        let sim = Sim::of_profile(PROFILES.iter().find(|profile| profile.name == name).unwrap());
+        let [mut a, _b] = reading(&sim);
+        sim.silence();
+        a.endpoint.fail(ABORTED);
+        ends_when_stopped(&sim, &mut a, |_| {});
+        assert_eq!(sim.queue_pairs(), 1);
+        a.now
+    };
+    // The other device takes what is posted, and flushes nothing.
+    assert!(shown_after("bnxt_re") < shown_after("mlx5"));
+}
+
+#[test]
 fn p7_a_peer_that_answers_is_told_before_the_queue_pair_stops() {
     let sim = Sim::new();
     let [mut a, mut b] = reading(&sim);
@@ -431,7 +446,7 @@ fn p7_queue_pairs_that_go_linger_together_while_the_engine_serves_the_others() {
 fn both_ends_have_the_same_names_the_other_way_round() {
     let sim = Sim::new();
     sim.drains();
-    let ([a, b], ..) = links_between([&sim, &sim], &Config::default());
+    let ([a, b], ..) = links_between([&sim, &sim], &Config::default(), GEOMETRY);
     let [own, other] = a.ends();
     assert_eq!(b.ends(), [other, own]);
     assert!(own != other && ![own, other].contains(&0));

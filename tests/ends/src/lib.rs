@@ -95,7 +95,7 @@ pub fn ends(
     posted_receives: bool,
     act: impl Fn(),
 ) -> [End; 2] {
-    let mut ends = ends_alone(links, windows, mirrors, posted_receives);
+    let mut ends = ends_alone(GEOMETRY, links, windows, mirrors, posted_receives);
     // A program has the key of a region when the peer has its entry.
     let begin = Instant::now();
     while !ends.iter().all(|end| end.endpoint.regions_told()) {
@@ -106,8 +106,9 @@ pub fn ends(
     ends
 }
 
-/// Both ends of a queue pair over these links; one link may be another's.
+/// Both ends of a queue pair over these links, with rings of this geometry; one link may be another's.
 pub fn ends_alone(
+    geometry: Geometry,
     links: Vec<Box<dyn Link>>,
     windows: [Arc<SharedMemory>; 2],
     mirrors: [Arc<SharedMemory>; 2],
@@ -117,7 +118,7 @@ pub fn ends_alone(
     [0, 1].map(|rank: u32| {
         let ((qp, window), mirror) = all.next().unwrap();
         let (geometry, peer_geometry) =
-            (Geometry { rank, ..GEOMETRY }, Geometry { rank: 1 - rank, ..GEOMETRY });
+            (Geometry { rank, ..geometry }, Geometry { rank: 1 - rank, ..geometry });
         let (work, control) =
             (memory("work", geometry.work_bytes()), memory("control", geometry.control_bytes()));
         let options = QpOptions {

@@ -111,6 +111,8 @@ const SKIPPED: &[(&str, &[&str])] = &[
     ("pushgate", &["_of_another_user_", "_another_user_has_taken_"]),
     ("pushgate_gpu_kernels", &["_of_another_user_", "_another_user_has_taken_"]),
     ("nccl_net_pushgate", &["handshake::tests::p7_p8_strangers_of_another_user_"]),
+    // Valgrind runs the host's own programs.
+    ("pushgate_link_verbs", &["many_tests::"]),
     // Pages that are populated.
     ("device_api", &["process::"]),
     ("pushgate_driver_shim", &["memory::tests::p8_memory_of_another_user_with_holes_"]),
