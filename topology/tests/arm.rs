@@ -31,7 +31,7 @@ fn bare(class: u32, id: (u16, u16), driver: &'static str) -> Dev {
     Dev { device: id.1, driver: Some(driver), link: None, ..dev(class, id.0, ENDPOINT) }.cut()
 }
 
-/// A root port of which nothing but its number is known.
+/// A root port. Only its number is known.
 fn port(device: u16) -> Dev {
     Dev { device, link: None, vendor: 0x10de, ..root_port() }
 }

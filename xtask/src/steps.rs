@@ -335,7 +335,7 @@ pub const STEPS: &[Step] = &[
         when: When::Full,
         lane: Lane::Main,
         needs: aarch64::NEEDS,
-        about: "everything for 64-bit ARM: C, C++, the kernel module and Rust compile, and tests, allreduces and the NCCL plugin run under QEMU, barriers under herd7; fetches QEMU, herd7, g++ and Debian's rustc once",
+        about: "everything for 64-bit ARM: C, C++, the kernel module and Rust compile, and tests, allreduces and the NCCL plugin run under QEMU, some with pages of 64 KiB, barriers under herd7; fetches QEMU, herd7, g++, Linux and Debian's rustc once",
         run: aarch64::step,
     },
     Step {
