@@ -218,7 +218,7 @@ impl Session {
             return Ok(None);
         };
         let mut lists = Lists::default();
-        // SAFETY: what was staged has room for the head and for the payload behind it. The pieces lie in registrations that live:
+        // SAFETY: what was staged has room for the head and for the payload after it. The pieces lie in registrations that live:
         // deregistering cancels the transfer, with the agent's lock.
         unsafe {
             let to = staged.as_ptr().as_ptr();

@@ -19,7 +19,7 @@ pub enum Wake {
     Polled,
 }
 
-/// What to do after a pass that found no work. Of two steps the lesser one is for who has more to do.
+/// What to do after a pass that found no work. The lesser of two steps comes sooner to the next pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Step {
     /// Look again at once.
