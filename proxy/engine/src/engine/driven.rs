@@ -28,7 +28,7 @@ use crate::idle::Step;
 /// How long the program makes no call until the thread stands in for it. The thread wakes as often, so it takes about a
 /// thousandth of a core; and a message whose receiver has just ceased to call is late by twice as much at most.
 const ABSENT: Duration = Duration::from_millis(5);
-/// The same where the program has handed over a [`StandIn`] and there is a core to spare: what a peer asks for is then done within a
+/// How long it makes no call where it has handed over a [`StandIn`] and there is a core to spare: what a peer asks for is then done within a
 /// millisecond after the program has ceased to call. The thread takes about a hundredth of a core while the program calls.
 const SOON: Duration = Duration::from_micros(300);
 /// As [`SOON`], without a core to spare: each look takes the program's own core for a moment.
