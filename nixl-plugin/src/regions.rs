@@ -86,7 +86,7 @@ impl Regions {
         self.unknown
     }
 
-    /// Forgets that.
+    /// Whether an answer was not known since the last call of this, after which the caller asks again.
     pub fn ask_again(&mut self) -> bool {
         std::mem::take(&mut self.unknown)
     }

@@ -1,7 +1,8 @@
 //! Hosts with 64-bit ARM: Grace-Hopper, DGX Spark, Graviton.
 //!
-//! No such host was at hand. The fixtures are put together from public facts, and each says from which; numbers of devices are
-//! those of the PCI ID list (pci-ids.ucw.cz). What is not known is left out of a fixture: most links, NUMA distances.
+//! No such host was at hand. The fixtures are put together from public facts, and each says from which. Numbers of
+//! GPUs, ConnectX, ENA and EFA are those of the PCI ID list (pci-ids.ucw.cz); those of Grace's root ports and of EC2's host bridge were
+//! not checked against it. What is not known is left out of a fixture: most links, NUMA distances.
 
 mod common;
 
