@@ -14,6 +14,14 @@ use pushgate_link::ring::Found;
 
 use super::{BATCH, Endpoint};
 
+/// Why a WQE is refused. Boxed by [`refused`]: the answer of each check of a good WQE stays in registers.
+type Refused = (Refusal, Box<dyn std::error::Error>);
+
+#[cold]
+fn refused(refusal: Refusal, why: impl Into<Box<dyn std::error::Error>>) -> Box<Refused> {
+    Box::new((refusal, why.into()))
+}
+
 impl Endpoint {
     /// Posts what the device has published, as far as the gate has permits, [`BATCH`] WQEs at most. True if there was
     /// any, or news of the peer's receives.
@@ -50,8 +58,8 @@ impl Endpoint {
                         self.counters.stall_receive += self.outbound.undecided(&record) as u64;
                         break;
                     }
-                    Err((refusal, e)) => {
-                        self.refuse(refusal, &*e);
+                    Err(refused) => {
+                        self.refuse(refused.0, &*refused.1);
                         return true;
                     }
                 }
@@ -98,18 +106,18 @@ impl Endpoint {
     /// checks what only it knows: rkey and bounds. False if the peer has yet to say
     /// whether it may be sent.
     #[inline]
-    pub(super) fn check(&self, r: &Record) -> Result<bool, (Refusal, Box<dyn std::error::Error>)> {
-        self.outbound.staging().check(r).map_err(|e| (Refusal::Wqe, e.into()))?;
+    pub(super) fn check(&self, r: &Record) -> Result<bool, Box<Refused>> {
+        self.outbound.staging().check(r).map_err(|e| refused(Refusal::Wqe, e))?;
         if r.has(Record::REGION) {
             let found = self.here.regions.resolve(r.place, r.place_offset, r.length);
-            found.map_err(|e| (Refusal::Source, e.into()))?;
+            found.map_err(|e| refused(Refusal::Source, e))?;
             match self.here.qp.takes_region(r) {
                 RegionSends::Yes => {}
                 RegionSends::Unknown => return Ok(false),
                 RegionSends::No(why) => {
                     let name = self.here.qp.name();
                     let why = format!("a payload in a region, on queue pair `{name}`: {why}");
-                    return Err((Refusal::Unreadable, why.into()));
+                    return Err(refused(Refusal::Unreadable, why));
                 }
             }
         }
@@ -122,7 +130,7 @@ impl Endpoint {
                         "{bytes} bytes for a receive of the peer that takes {room}: send less, or let it post a \
                          longer one"
                     );
-                    return Err((Refusal::Long(Lengths::of(r.length, room)), why.into()));
+                    return Err(refused(Refusal::Long(Lengths::of(r.length, room)), why));
                 }
                 Some(_) => {}
             }
@@ -131,7 +139,7 @@ impl Endpoint {
             && r.signal >= self.peer_geometry.signals
         {
             let why = format!("signal {} of {}", r.signal, self.peer_geometry.signals);
-            return Err((Refusal::Signal, why.into()));
+            return Err(refused(Refusal::Signal, why));
         }
         Ok(true)
     }
