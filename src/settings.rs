@@ -360,7 +360,7 @@ settings! {
     net_window_size: u64 = "4M", window_size(64 << 10), "a power of two, 64K to 512M; bytes, K, M and G are 1024-based", "bytes", Nccl;
     /// Bytes that all connections of a process that uses the NCCL plugin have under way in their windows; auto: what a probe found to cost nothing, else an eighth of the last-level cache, shared by the ranks of the host; none: as many as the windows have
     net_under_way: AutoOr<u64> = "auto", auto_or_size(64 << 10), "auto, none or a size, 64K to 1024G; bytes, K, M and G are 1024-based", "bytes", Nccl;
-    /// NCCL's RMA table, by which kernels use NCCL's device API
+    /// NCCL's RMA table, by which kernels use NCCL's device API; also on where this is not set and the variable NCCL_GIN_TYPE=2 asks NCCL for its proxy
     net_rma: bool = "false", switch, "true or false", "", Nccl;
     /// Threads of the NCCL plugin for each GPU that carry its connections over tcp; 0: NCCL's own threads do; auto: one for every four cores that the process may use, at most 8, and at most half of the GPU's part of the host's cores
     net_tcp_threads: AutoOr<usize> = "auto", auto_or_number(0, 16), "auto or 0 to 16", "", Nccl;

@@ -9,7 +9,7 @@ ranks=${3:-2}
 shift
 [ $# -lt 1 ] || shift
 [ $# -lt 1 ] || shift
-export NCCL_NET_PLUGIN="$library" NCCL_NET=pushgate PUSHGATE_NET_RMA=true NCCL_GIN_TYPE=2
+export NCCL_NET_PLUGIN="$library" NCCL_NET=pushgate NCCL_GIN_TYPE=2
 # NCCL takes each rank for a host of its own, so that its puts go through the plugin and not over NVLink. Leave that out between hosts.
 exec timeout --kill-after=10 120 mpirun -n "$ranks" --bind-to none "$@" \
 	sh -c 'NCCL_HOSTID=host-$OMPI_COMM_WORLD_RANK exec "$0"' "$program"

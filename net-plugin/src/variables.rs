@@ -15,6 +15,10 @@ use crate::log;
 const IFNAME: &str = "NCCL_SOCKET_IFNAME";
 /// The family of their addresses.
 const FAMILY: &str = "NCCL_SOCKET_FAMILY";
+/// Which kind of device NCCL's kernels drive, if a number says so.
+const GIN_TYPE: &str = "NCCL_GIN_TYPE";
+/// The kind that NCCL's proxy drives by calls of the RMA table. (NCCL's `NCCL_NET_DEVICE_GIN_PROXY`.)
+const BY_PROXY: i64 = 2;
 /// Variables that stand for a setting of ours, and the setting. Values are NCCL's numbers.
 const SETTINGS: [(&str, &str); 5] = [
     ("NCCL_IB_GID_INDEX", "gid-index"),
@@ -92,6 +96,11 @@ fn take(settings: &mut PluginSettings, all: &[(String, String)]) -> (Sockets, Ve
                 _ => no_effect("expected AF_INET or AF_INET6"),
             },
             HCA | MERGE_NICS => continue,
+            GIN_TYPE if number(value) == Some(BY_PROXY) && ours("net-rma").is_none() => {
+                let origin = Origin::Variable(name.clone());
+                settings.set_from("net-rma", "true", origin).expect("a switch takes true");
+                format!("{name}={value} asks for NCCL's RMA table, which is offered")
+            }
             name_of => {
                 let setting = SETTINGS.iter().find(|(variable, _)| *variable == name_of).map(|(_, of)| *of);
                 let nothing = NOTHING.iter().find(|(variable, _)| *variable == name_of).map(|(_, why)| *why);
@@ -186,6 +195,21 @@ mod tests {
             told.iter().all(|line| line.ends_with("has no effect: PUSHGATE_HOST=10.0.0.1 goes before it")),
             "{told:?}"
         );
+    }
+
+    #[test]
+    fn a_job_that_asks_for_nccls_proxy_is_offered_the_rma_table_unless_the_setting_says_no() {
+        let offered = |set: Option<&str>, value: &str| {
+            let mut settings = PluginSettings::default();
+            set.into_iter().for_each(|set| settings.set("net-rma", set).unwrap());
+            let (_, told) = taken(&mut settings, &[("NCCL_GIN_TYPE", value)]);
+            (settings.net_rma, told.len())
+        };
+        assert_eq!((offered(None, "2"), offered(None, "0x2")), ((true, 1), (true, 1)));
+        assert_eq!((offered(Some("false"), "2"), offered(Some("true"), "2")), ((false, 0), (true, 0)));
+        for other in ["3", "-1", "0", "proxy"] {
+            assert_eq!(offered(None, other), (false, 0), "{other}");
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //   rma blocked                  a kernel waits for a put while another thread blocks in the driver
 //
 // Build: nvcc -O2 -std=c++17 -arch=native rma.cu -o rma -I$NCCL/include -L$NCCL/lib -lnccl, with NCCL 2.30.7 or later.
-// Run:   NCCL_NET_PLUGIN=/path/libnccl-net-pushgate.so NCCL_NET=pushgate PUSHGATE_NET_RMA=true NCCL_GIN_TYPE=2 NCCL_NVLS_ENABLE=0 \
+// Run:   NCCL_NET_PLUGIN=/path/libnccl-net-pushgate.so NCCL_NET=pushgate NCCL_GIN_TYPE=2 NCCL_NVLS_ENABLE=0 \
 //            timeout 600 ./rma random 420
 //
 // What this program waits for in a kernel has an end by the GPU's clock; NCCL's flush() has none, hence the timeout. Exit status 0:
@@ -341,7 +341,7 @@ struct Rank {
     ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
     NCCL(ncclCommQueryProperties(comm, &properties));
     if (properties.ginType == NCCL_GIN_TYPE_NONE)
-      die(__LINE__, "GIN", "NCCL has taken no RMA table: is PUSHGATE_NET_RMA=true, and NCCL_NET_PLUGIN the library?");
+      die(__LINE__, "GIN", "NCCL has taken no RMA table: is NCCL_GIN_TYPE=2, and NCCL_NET_PLUGIN the library?");
     NCCL(ncclMemAlloc((void**)&own, bytes));
     CUDA(cudaMemset(own, 0xee, bytes));
     CUDA(cudaDeviceSynchronize());

@@ -38,7 +38,7 @@ fn command(arguments: &str) -> Command {
     let mut command = Command::new(nccl_caller(env!("CARGO_BIN_EXE_nccl-caller")));
     command.arg("rma").args(arguments.split_whitespace()).arg("--plugin").arg(plugin());
     // Off by default.
-    command.env("PUSHGATE_NET_RMA", "true").stdin(Stdio::null());
+    command.env("NCCL_GIN_TYPE", "2").stdin(Stdio::null());
     command
 }
 
@@ -237,10 +237,10 @@ fn speed_is_measured_beside_a_copy() {
 }
 
 #[test]
-fn init_fails_without_a_warning_where_the_settings_do_not_offer_the_table() {
+fn init_fails_without_a_warning_where_nothing_asks_for_the_table() {
     for table in ["gin11", "rma14"] {
         let mut command = command(&format!("bytes --ranks 1 --table {table}"));
-        command.env_remove("PUSHGATE_NET_RMA").env("NCCL_CALLER_VERBOSE", "1");
+        command.env_remove("NCCL_GIN_TYPE").env("NCCL_CALLER_VERBOSE", "1");
         let output = output(&mut command, limit());
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success(), "{errors}");

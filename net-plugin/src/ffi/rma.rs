@@ -51,7 +51,7 @@ unsafe extern "C" fn init(ctx: OutPointer, comm_id: u64, logger: Logger) -> R {
         plugin::load()?;
         off = !plugin::offers_rma();
         if off {
-            log::init("NCCL's RMA table is not offered; PUSHGATE_NET_RMA=true offers it");
+            log::init("NCCL's RMA table is not offered; NCCL_GIN_TYPE=2 or PUSHGATE_NET_RMA=true offers it");
             return Ok(());
         }
         let context = plugin::open(None, comm_id)?;

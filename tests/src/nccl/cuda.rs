@@ -1,6 +1,7 @@
 //! The CUDA driver, as NCCL has brought it up before it loads a plugin.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::sync::OnceLock;
 
 use libloading::{Error, Library};
 
@@ -32,4 +33,83 @@ unsafe fn call_all(library: &Library) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// The calls of the driver by which a rank has memory on a real GPU.
+pub struct Driver {
+    count: unsafe extern "C" fn(*mut c_int) -> c_int,
+    retain: unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int,
+    set_current: unsafe extern "C" fn(*mut c_void) -> c_int,
+    allocate: unsafe extern "C" fn(*mut *mut u8, usize, c_uint) -> c_int,
+    free: unsafe extern "C" fn(*mut u8) -> c_int,
+}
+
+impl Driver {
+    /// The driver of a real GPU; `None` where the CPU executor plays the GPU, or where there is no driver.
+    pub fn real() -> Option<&'static Driver> {
+        static DRIVER: OnceLock<Option<Driver>> = OnceLock::new();
+        DRIVER.get_or_init(|| if played() { None } else { Driver::load() }).as_ref()
+    }
+
+    fn load() -> Option<Driver> {
+        // SAFETY: NVIDIA's driver library, whose constructors are made for being loaded by any thread.
+        let library = unsafe { Library::new("libcuda.so.1") }.ok()?;
+        // SAFETY: the types are cuda.h's.
+        let driver = unsafe {
+            let init = library.get::<unsafe extern "C" fn(c_uint) -> c_int>(b"cuInit").ok()?;
+            succeeded("cuInit", init(0));
+            Driver {
+                count: *library.get(b"cuDeviceGetCount").ok()?,
+                retain: *library.get(b"cuDevicePrimaryCtxRetain").ok()?,
+                set_current: *library.get(b"cuCtxSetCurrent").ok()?,
+                allocate: *library.get(b"cuMemAllocManaged").ok()?,
+                free: *library.get(b"cuMemFree_v2").ok()?,
+            }
+        };
+        // It can't be unloaded once it is initialised, and the functions stay.
+        std::mem::forget(library);
+        Some(driver)
+    }
+
+    /// Makes a GPU current on this thread, as a program has done before it calls NCCL: `rank` counts through the GPUs.
+    pub fn enter(&self, rank: usize) {
+        let (mut count, mut context) = (0, std::ptr::null_mut());
+        // SAFETY: as cuda.h says; both places can be written. The context is kept until the process ends.
+        unsafe {
+            succeeded("cuDeviceGetCount", (self.count)(&mut count));
+            let gpu = (rank as c_int).checked_rem(count).expect("the driver shows a GPU");
+            succeeded("cuDevicePrimaryCtxRetain", (self.retain)(&mut context, gpu));
+            succeeded("cuCtxSetCurrent", (self.set_current)(context));
+        }
+    }
+
+    /// Allocates zeroed managed memory, which the GPU's copy engines and this process read and write.
+    pub fn managed(&self, bytes: usize) -> *mut u8 {
+        const ATTACH_GLOBAL: c_uint = 1;
+        let mut at = std::ptr::null_mut();
+        // SAFETY: as cuda.h says; the place can be written, and the memory has the bytes.
+        unsafe {
+            succeeded("cuMemAllocManaged", (self.allocate)(&mut at, bytes, ATTACH_GLOBAL));
+            at.write_bytes(0, bytes);
+        }
+        at
+    }
+
+    /// Frees memory of [`Driver::managed`].
+    ///
+    /// # Safety
+    /// Nothing uses the memory any more.
+    pub unsafe fn free(&self, at: *mut u8) {
+        // SAFETY: the caller's promise.
+        succeeded("cuMemFree", unsafe { (self.free)(at) });
+    }
+}
+
+/// Whether the plugin is told to have the CPU executor play a GPU.
+fn played() -> bool {
+    std::env::var_os("_PUSHGATE_NET_GPU").is_some()
+}
+
+fn succeeded(call: &str, result: c_int) {
+    assert_eq!(result, 0, "{call} answered {result}");
 }

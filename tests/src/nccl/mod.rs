@@ -8,7 +8,7 @@
 
 pub mod closing;
 mod cores;
-mod cuda;
+pub mod cuda;
 mod early;
 mod fair;
 pub(crate) mod forked;

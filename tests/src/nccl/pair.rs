@@ -6,6 +6,7 @@ use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use super::cuda::Driver;
 use super::table::{Plugin, Ptr, Result};
 use crate::{Pause, hang};
 
@@ -59,6 +60,8 @@ impl Random {
 pub struct Buffer {
     at: *mut u8,
     layout: std::alloc::Layout,
+    /// Allocated the memory, if the process itself has not.
+    driver: Option<&'static Driver>,
 }
 
 // SAFETY: raw memory, whose users take turns.
@@ -73,7 +76,15 @@ impl Buffer {
         // SAFETY: the size is not 0.
         let at = unsafe { std::alloc::alloc_zeroed(layout) };
         assert!(!at.is_null(), "no memory of {bytes} bytes");
-        Buffer { at, layout }
+        Buffer { at, layout, driver: None }
+    }
+
+    /// Allocates zeroed memory of the GPU that is current on this thread. Where the CPU executor plays the GPU that is memory of the
+    /// process.
+    pub fn of_gpu(bytes: usize) -> Self {
+        let Some(driver) = Driver::real() else { return Buffer::new(bytes) };
+        let layout = std::alloc::Layout::from_size_align(bytes.max(1), 4096).expect("a size");
+        Buffer { at: driver.managed(layout.size()), layout, driver: Some(driver) }
     }
 
     /// The address of byte `offset`.
@@ -125,8 +136,12 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout.
-        unsafe { std::alloc::dealloc(self.at, self.layout) };
+        match self.driver {
+            // SAFETY: allocated in `of_gpu`; a plugin has deregistered it.
+            Some(driver) => unsafe { driver.free(self.at) },
+            // SAFETY: allocated in `new` with this layout.
+            None => unsafe { std::alloc::dealloc(self.at, self.layout) },
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::Instant;
 use super::group::Group;
 use super::scenario::Options;
 use super::table::{Bytes, CUDA, Failed, HOST, Mr, Props, Ptr, Result, Signal, Table, To, warnings};
+use crate::nccl::cuda::Driver;
 use crate::nccl::pair::Buffer;
 use crate::{Pause, hang};
 
@@ -68,6 +69,9 @@ pub struct Rank<'a> {
 impl<'a> Rank<'a> {
     /// Begins as NCCL does: init, properties, and one group with `ctxs` contexts of createContext.
     pub fn new(o: &Options, table: &'a Table, group: Group, ctxs: usize) -> Self {
+        if let Some(driver) = Driver::real().filter(|_| o.gpu) {
+            driver.enter(group.rank);
+        }
         let init = table
             .init()
             .unwrap_or_else(|e| panic!("{e}: NCCL would pass the plugin over: {:#?}", warnings()));
@@ -135,7 +139,7 @@ impl<'a> Rank<'a> {
 
     /// Registers zeroed memory with the group at `coll`. All ranks do that in the same order.
     pub fn memory(&self, coll: usize, bytes: usize, kind: i32, flags: u64) -> Memory {
-        let buffer = Buffer::new(bytes);
+        let buffer = if kind == CUDA { Buffer::of_gpu(bytes) } else { Buffer::new(bytes) };
         let mr = self.table.reg(self.colls[coll].comm, buffer.at(0), bytes, kind, flags);
         Memory { buffer, mr: mr.unwrap_or_else(|e| panic!("{e}: {:#?}", warnings())) }
     }
