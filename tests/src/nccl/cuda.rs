@@ -40,8 +40,12 @@ pub struct Driver {
     count: unsafe extern "C" fn(*mut c_int) -> c_int,
     retain: unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int,
     set_current: unsafe extern "C" fn(*mut c_void) -> c_int,
-    allocate: unsafe extern "C" fn(*mut *mut u8, usize, c_uint) -> c_int,
+    allocate: unsafe extern "C" fn(*mut *mut u8, usize) -> c_int,
     free: unsafe extern "C" fn(*mut u8) -> c_int,
+    set: unsafe extern "C" fn(*mut u8, u8, usize) -> c_int,
+    download: unsafe extern "C" fn(*mut u8, *const u8, usize) -> c_int,
+    upload: unsafe extern "C" fn(*mut u8, *const u8, usize) -> c_int,
+    settle: unsafe extern "C" fn() -> c_int,
 }
 
 impl Driver {
@@ -62,8 +66,12 @@ impl Driver {
                 count: *library.get(b"cuDeviceGetCount").ok()?,
                 retain: *library.get(b"cuDevicePrimaryCtxRetain").ok()?,
                 set_current: *library.get(b"cuCtxSetCurrent").ok()?,
-                allocate: *library.get(b"cuMemAllocManaged").ok()?,
+                allocate: *library.get(b"cuMemAlloc_v2").ok()?,
                 free: *library.get(b"cuMemFree_v2").ok()?,
+                set: *library.get(b"cuMemsetD8_v2").ok()?,
+                download: *library.get(b"cuMemcpyDtoH_v2").ok()?,
+                upload: *library.get(b"cuMemcpyHtoD_v2").ok()?,
+                settle: *library.get(b"cuCtxSynchronize").ok()?,
             }
         };
         // It can't be unloaded once it is initialised, and the functions stay.
@@ -83,19 +91,50 @@ impl Driver {
         }
     }
 
-    /// Allocates zeroed managed memory, which the GPU's copy engines and this process read and write.
-    pub fn managed(&self, bytes: usize) -> *mut u8 {
-        const ATTACH_GLOBAL: c_uint = 1;
+    /// Allocates zeroed memory of the GPU that is current.
+    pub fn allocate(&self, bytes: usize) -> *mut u8 {
         let mut at = std::ptr::null_mut();
-        // SAFETY: as cuda.h says; the place can be written, and the memory has the bytes.
-        unsafe {
-            succeeded("cuMemAllocManaged", (self.allocate)(&mut at, bytes, ATTACH_GLOBAL));
-            at.write_bytes(0, bytes);
-        }
+        // SAFETY: as cuda.h says; the place can be written.
+        succeeded("cuMemAlloc", unsafe { (self.allocate)(&mut at, bytes) });
+        // SAFETY: the memory is new and has the bytes.
+        unsafe { self.set(at, 0, bytes) };
         at
     }
 
-    /// Frees memory of [`Driver::managed`].
+    /// Sets every byte of GPU memory.
+    ///
+    /// # Safety
+    /// `at` has the bytes, and nothing else uses them now.
+    pub unsafe fn set(&self, at: *mut u8, byte: u8, bytes: usize) {
+        // SAFETY: the caller's promise. Setting memory may return before its end.
+        unsafe {
+            succeeded("cuMemsetD8", (self.set)(at, byte, bytes));
+            succeeded("cuCtxSynchronize", (self.settle)());
+        }
+    }
+
+    /// Copies out of GPU memory.
+    ///
+    /// # Safety
+    /// `at` has as many bytes as `to`.
+    pub unsafe fn download(&self, at: *const u8, to: &mut [u8]) {
+        // SAFETY: the caller's promise.
+        succeeded("cuMemcpyDtoH", unsafe { (self.download)(to.as_mut_ptr(), at, to.len()) });
+    }
+
+    /// Copies into GPU memory.
+    ///
+    /// # Safety
+    /// `at` has as many bytes as `from`, and nothing else uses them now.
+    pub unsafe fn upload(&self, at: *mut u8, from: &[u8]) {
+        // SAFETY: the caller's promise. The copy from memory that the driver has not pinned may return before its end.
+        unsafe {
+            succeeded("cuMemcpyHtoD", (self.upload)(at, from.as_ptr(), from.len()));
+            succeeded("cuCtxSynchronize", (self.settle)());
+        }
+    }
+
+    /// Frees memory of [`Driver::allocate`].
     ///
     /// # Safety
     /// Nothing uses the memory any more.

@@ -1,9 +1,10 @@
 //! Two ranks that are connected both ways, and traffic between them. Each rank has two threads,
 //! like NCCL's proxy: one that listens, connects, accepts and registers, one that posts and tests.
 
+use std::borrow::Cow;
 use std::ffi::c_int;
 use std::io::{Read, Write};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::cuda::Driver;
@@ -79,12 +80,12 @@ impl Buffer {
         Buffer { at, layout, driver: None }
     }
 
-    /// Allocates zeroed memory of the GPU that is current on this thread. Where the CPU executor plays the GPU that is memory of the
-    /// process.
+    /// Allocates zeroed memory of the GPU that is current on this thread, which the calling thread alone then reads and writes. Where the
+    /// CPU executor plays the GPU, the memory is the process's.
     pub fn of_gpu(bytes: usize) -> Self {
         let Some(driver) = Driver::real() else { return Buffer::new(bytes) };
         let layout = std::alloc::Layout::from_size_align(bytes.max(1), 4096).expect("a size");
-        Buffer { at: driver.managed(layout.size()), layout, driver: Some(driver) }
+        Buffer { at: driver.allocate(layout.size()), layout, driver: Some(driver) }
     }
 
     /// The address of byte `offset`.
@@ -99,30 +100,83 @@ impl Buffer {
         self.layout.size()
     }
 
+    /// The bytes of a stretch: of GPU memory a copy.
+    pub fn read(&self, offset: usize, length: usize) -> Cow<'_, [u8]> {
+        assert!(offset + length <= self.bytes());
+        // SAFETY: within the memory.
+        let at = unsafe { self.at.add(offset) };
+        match self.driver {
+            // SAFETY: as above; the plugin is done with this stretch.
+            None => unsafe { std::slice::from_raw_parts(at, length) }.into(),
+            Some(driver) => {
+                let mut bytes = vec![0; length];
+                // SAFETY: as above.
+                unsafe { driver.download(at, &mut bytes) };
+                bytes.into()
+            }
+        }
+    }
+
+    /// Writes a stretch.
+    pub fn write(&self, offset: usize, bytes: &[u8]) {
+        assert!(offset + bytes.len() <= self.bytes());
+        // SAFETY: within the memory; nothing else uses this stretch now.
+        unsafe {
+            let at = self.at.add(offset);
+            match self.driver {
+                None => std::ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len()),
+                Some(driver) => driver.upload(at, bytes),
+            }
+        }
+    }
+
+    /// The word at an offset, as the owner of a signal reads it: what came before the signal is seen after this call.
+    pub fn word(&self, offset: usize) -> u64 {
+        match self.driver {
+            None => self.atomic(offset).load(Ordering::Acquire),
+            // The driver's copy ends before the call does.
+            Some(_) => u64::from_ne_bytes(self.read(offset, 8).as_ref().try_into().expect("8 bytes")),
+        }
+    }
+
+    /// Writes the word at an offset.
+    pub fn set_word(&self, offset: usize, value: u64) {
+        match self.driver {
+            None => self.atomic(offset).store(value, Ordering::Release),
+            Some(_) => self.write(offset, &value.to_ne_bytes()),
+        }
+    }
+
+    fn atomic(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(8) && offset + 8 <= self.bytes());
+        // SAFETY: within the memory and aligned, as the memory is; the plugin writes it as a word too.
+        unsafe { &*self.at.add(offset).cast::<AtomicU64>() }
+    }
+
     /// Fills a stretch with the pattern of `seed`.
     pub fn fill(&self, offset: usize, length: usize, seed: u64) {
         assert!(offset + length <= self.bytes());
         let mut r = Random(seed);
-        for i in (0..length).step_by(8) {
-            let word = r.draw().to_le_bytes();
+        let mut draw = |to: &mut [u8]| to.copy_from_slice(&r.draw().to_le_bytes()[..to.len()]);
+        match self.driver {
             // SAFETY: within the memory; nothing else uses this stretch now.
-            unsafe {
-                let to = self.at.add(offset + i);
-                std::ptr::copy_nonoverlapping(word.as_ptr(), to, word.len().min(length - i));
+            None => unsafe { std::slice::from_raw_parts_mut(self.at.add(offset), length) }
+                .chunks_mut(8)
+                .for_each(draw),
+            Some(_) => {
+                let mut bytes = vec![0; length];
+                bytes.chunks_mut(8).for_each(&mut draw);
+                self.write(offset, &bytes);
             }
         }
     }
 
     /// The first byte that differs from the pattern of `seed`.
     pub fn differs(&self, offset: usize, length: usize, seed: u64) -> Option<usize> {
-        assert!(offset + length <= self.bytes());
         let mut r = Random(seed);
-        (0..length).step_by(8).find_map(|i| {
+        self.read(offset, length).chunks(8).enumerate().find_map(|(i, found)| {
             let word = r.draw().to_le_bytes();
-            let n = word.len().min(length - i);
-            // SAFETY: within the memory; the plugin is done with this stretch.
-            let found = unsafe { std::slice::from_raw_parts(self.at.add(offset + i), n) };
-            (0..n).find(|k| found[*k] != word[*k]).map(|k| i + k)
+            found.iter().zip(word).position(|(found, right)| *found != right).map(|k| 8 * i + k)
         })
     }
 
@@ -130,7 +184,13 @@ impl Buffer {
     pub fn set(&self, offset: usize, length: usize, byte: u8) {
         assert!(offset + length <= self.bytes());
         // SAFETY: within the memory; nothing else uses this stretch now.
-        unsafe { self.at.add(offset).write_bytes(byte, length) };
+        unsafe {
+            let at = self.at.add(offset);
+            match self.driver {
+                None => at.write_bytes(byte, length),
+                Some(driver) => driver.set(at, byte, length),
+            }
+        }
     }
 }
 

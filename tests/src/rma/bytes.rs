@@ -149,10 +149,7 @@ fn check(
 /// Checks that these bytes were not written.
 #[track_caller]
 fn untouched(memory: &Memory, at: usize, length: usize) {
-    assert!(at + length <= memory.buffer.bytes());
-    // SAFETY: within the buffer; the operations that may write there have ended.
-    let bytes = unsafe { std::slice::from_raw_parts(memory.buffer.at(at).cast::<u8>(), length) };
-    let wrong = bytes.iter().position(|byte| *byte != UNTOUCHED);
+    let wrong = memory.buffer.read(at, length).iter().position(|byte| *byte != UNTOUCHED);
     assert_eq!(wrong, None, "a byte around the {at}th was written");
 }
 
@@ -221,8 +218,8 @@ fn inlined(rank: &mut Rank, inlines: &Memory, target: &Memory) {
     for size in 1..=8usize {
         let at = 8 * (size - 1);
         let same = || {
-            // SAFETY: within both buffers, word by word as the plugin writes.
-            let read = |memory: &Memory| unsafe { memory.buffer.at(at).cast::<[u8; 8]>().read_volatile() };
+            // Word by word as the plugin writes.
+            let read = |memory: &Memory| memory.value(at).to_ne_bytes();
             let (there, here) = (read(target), read(inlines));
             there[..size] == here[..size] && there[size..].iter().all(|byte| *byte == UNTOUCHED)
         };

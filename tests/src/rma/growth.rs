@@ -123,9 +123,8 @@ fn use_peers(table: &Table, all: &[One], peers: std::ops::Range<usize>) {
             // SAFETY: the memory stays until its group is closed.
             let request = unsafe { table.iput_signal(place, bytes, signal) }.expect("iputSignal");
             let (begin, pause) = (std::time::Instant::now(), Pause::default());
-            let word = super::rank::word(&target.memory, at as usize);
             let mut done = false;
-            while !done || word.load(std::sync::atomic::Ordering::Acquire) != 3 {
+            while !done || target.memory.word(at as usize) != 3 {
                 if !done {
                     // SAFETY: the request is not done.
                     done = unsafe { table.test(source.comm, request) }.expect("test");

@@ -123,18 +123,6 @@ fn plan(o: &Options, round: usize, source: usize, contexts: usize) -> Vec<Op> {
     ops
 }
 
-fn slice(buffer: &Buffer, at: usize, size: usize) -> &[u8] {
-    assert!(at + size <= buffer.bytes());
-    // SAFETY: within the buffer; what writes these bytes has ended, as a signal or a request has told.
-    unsafe { std::slice::from_raw_parts(buffer.at(at).cast(), size) }
-}
-
-fn write(buffer: &Buffer, at: usize, bytes: &[u8]) {
-    assert!(at + bytes.len() <= buffer.bytes());
-    // SAFETY: within the buffer; no operation uses these bytes now.
-    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.at(at).cast(), bytes.len()) };
-}
-
 /// What arrives of one source on one context: its operations up to the last signal that was seen are checked.
 struct Arriving {
     source: usize,
@@ -159,7 +147,7 @@ impl Arriving {
                     self.source
                 );
             }
-            let here = slice(&target.buffer, self.source * AREA + op.at, op.size);
+            let here = target.buffer.read(self.source * AREA + op.at, op.size);
             assert!(here == op.bytes(), "rank {me}: a signal of rank {} came before {op:?}", self.source);
             self.checked += 1;
         }
@@ -211,7 +199,7 @@ pub fn random(o: &Options, table: &Table, group: Group) {
     for round in 0..o.rounds {
         m.target.buffer.set(0, m.target.buffer.bytes(), UNTOUCHED);
         m.got.buffer.set(0, AREA, UNTOUCHED);
-        m.shared.word(0).store(0, std::sync::atomic::Ordering::Relaxed);
+        m.shared.buffer.set_word(0, 0);
         rank.barrier();
         one(o, &rank, &m, &windows, &mut bases, round);
         rank.barrier();
@@ -288,7 +276,7 @@ fn one(o: &Options, rank: &Rank, m: &Memories, windows: &[Buffer], bases: &mut [
         for op in plans[a.source].iter().filter(|op| op.peer == me && op.puts()) {
             image[op.at..op.at + op.size].copy_from_slice(&op.bytes());
         }
-        let here = slice(&m.target.buffer, a.source * AREA, AREA);
+        let here = m.target.buffer.read(a.source * AREA, AREA);
         let wrong = (0..AREA).find(|i| here[*i] != image[*i]);
         assert_eq!(wrong, None, "rank {me}, round {round}: a byte of what rank {} put", a.source);
     }
@@ -298,10 +286,10 @@ fn one(o: &Options, rank: &Rank, m: &Memories, windows: &[Buffer], bases: &mut [
     rank.until_value(&m.shared, 0, adds.sum());
     let mut image = vec![UNTOUCHED; AREA];
     for op in own.iter().filter(|op| op.kind == Kind::Get) {
-        image[op.at..op.at + op.size].copy_from_slice(slice(&windows[op.peer], op.from, op.size));
+        image[op.at..op.at + op.size].copy_from_slice(&windows[op.peer].read(op.from, op.size));
     }
     assert!(
-        slice(&m.got.buffer, 0, AREA) == image,
+        m.got.buffer.read(0, AREA) == image,
         "rank {me}, round {round}: what was got, and what lies between"
     );
 }
@@ -320,7 +308,7 @@ fn begin(rank: &Rank, m: &Memories, op: Op, place: usize) -> Option<Ptr> {
         },
         _ if op.size == 0 && op.seed.is_multiple_of(2) => Bytes::NONE,
         _ => {
-            write(&m.source.buffer, place * PLACE, &op.bytes());
+            m.source.buffer.write(place * PLACE, &op.bytes());
             Bytes {
                 local: (place * PLACE) as u64,
                 local_mr: m.source.mr.device,
@@ -357,8 +345,8 @@ fn begin(rank: &Rank, m: &Memories, op: Op, place: usize) -> Option<Ptr> {
 /// Checks what an operation that is done promises to the rank that began the operation.
 fn ended(rank: &Rank, m: &Memories, windows: &[Buffer], op: Op, place: usize) {
     if op.kind == Kind::Get {
-        let here = slice(&m.got.buffer, op.at, op.size);
-        assert!(here == slice(&windows[op.peer], op.from, op.size), "rank {}: {op:?} is wrong", rank.me());
+        let here = m.got.buffer.read(op.at, op.size);
+        assert!(here == windows[op.peer].read(op.from, op.size), "rank {}: {op:?} is wrong", rank.me());
     }
     // The source may be used again.
     m.source.buffer.set(place * PLACE, op.size, 0x11);

@@ -1,7 +1,6 @@
 //! A rank: its groups (collComms), contexts and registrations, and the calls with which it waits. As NCCL's progress thread
 //! does, a rank makes progress whenever it waits for something.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::group::Group;
@@ -28,22 +27,10 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// The word at an offset, as the owner of a signal reads it.
-    pub fn word(&self, at: usize) -> &AtomicU64 {
-        word(&self.buffer, at)
-    }
-
     /// The value of the word at an offset. What came before the signal is seen after this call.
     pub fn value(&self, at: usize) -> u64 {
-        self.word(at).load(Ordering::Acquire)
+        self.buffer.word(at)
     }
-}
-
-/// The word at an offset of a buffer.
-pub fn word(buffer: &Buffer, at: usize) -> &AtomicU64 {
-    assert!(at.is_multiple_of(8) && at + 8 <= buffer.bytes());
-    // SAFETY: within the buffer and aligned, as the buffer is; the plugin writes it as a word too.
-    unsafe { &*buffer.at(at).cast::<AtomicU64>() }
 }
 
 /// A rank with everything that it has made.

@@ -1,7 +1,5 @@
 //! Signals: what many ranks add to one word, in memory of every kind.
 
-use std::sync::atomic::Ordering;
-
 use super::group::Group;
 use super::rank::Rank;
 use super::scenario::Options;
@@ -50,7 +48,7 @@ pub fn signals(o: &Options, table: &Table, group: Group) {
         rank.barrier();
         for (flags, memory) in &memories {
             if flags & NEVER_RESET == 0 {
-                words.iter().for_each(|word| memory.word(*word).store(0, Ordering::Release));
+                words.iter().for_each(|word| memory.buffer.set_word(*word, 0));
             }
         }
     }
