@@ -107,7 +107,14 @@ impl Traces {
             Failure::new(Code::System, text)
         })?;
         let calls = Calls {
-            out: Out { file: Some(file), path, records: Vec::with_capacity(HELD), written: 0, left_out: 0 },
+            out: Out {
+                file: Some(file),
+                path,
+                records: Vec::with_capacity(HELD),
+                written: 0,
+                most: MOST,
+                left_out: 0,
+            },
             posted: 0,
             numbers: Box::new([0; REQUESTS]),
             tests: Box::new([0; REQUESTS]),
@@ -144,6 +151,8 @@ struct Out {
     path: PathBuf,
     records: Vec<Record>,
     written: u64,
+    /// The most records of the file.
+    most: u64,
     left_out: u32,
 }
 
@@ -308,7 +317,7 @@ impl Out {
         if self.records.len() + more > HELD {
             self.write();
         }
-        if self.file.is_none() || self.written + (self.records.len() + more) as u64 > MOST {
+        if self.file.is_none() || self.written + (self.records.len() + more) as u64 > self.most {
             self.left_out = self.left_out.saturating_add(more as u32);
             return;
         }
@@ -330,5 +339,118 @@ impl Out {
             log::info(&format!("the trace {} is full: {left_out} records are left out", path.display()));
         }
         self.records.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pushgate_net_trace::{Buffer, End, What, folder};
+
+    use super::*;
+
+    /// A folder of a test's own, with the traces in it.
+    fn traces(name: &str) -> Arc<Traces> {
+        let folder = std::env::temp_dir().join(format!("pushgate-traces-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&folder);
+        let mut settings = PluginSettings::default();
+        assert!(Traces::of(&settings, &Identity::here(), 1).unwrap().is_none());
+        settings.net_trace = folder.clone();
+        Traces::of(&settings, &Identity::here(), 1).unwrap().unwrap()
+    }
+
+    fn read(traces: &Traces) -> Vec<End> {
+        let ends = folder(&traces.folder).unwrap();
+        std::fs::remove_dir_all(&traces.folder).unwrap();
+        ends
+    }
+
+    fn send(trace: &Trace, size: usize, outcome: Outcome<'_>) {
+        trace.posted(now(), Posted::Send { data: 4096, size, tag: 7, registered: true }, outcome);
+    }
+
+    #[test]
+    fn calls_are_read_back_as_they_were_made_with_refused_posts_and_reused_places() {
+        let traces = traces("calls");
+        let trace = traces.end(Role::Send, [5; 16], 2).unwrap();
+        trace.made(None);
+        trace.registered(now(), 4096, 8192, &MemoryKind::Host);
+        send(&trace, 10, Ok(None));
+        send(&trace, 10, Ok(None));
+        send(&trace, 10, Ok(Some(3)));
+        trace.tested(now(), 3, Ok(false), &[]);
+        trace.tested(now(), 3, Ok(true), &[10]);
+        send(&trace, 20, Ok(Some(3)));
+        let failure = Failure::new(Code::Remote, "the peer is gone");
+        trace.tested(now(), 3, Err(&failure), &[]);
+        trace.deregistered(now(), 4096, 8192);
+        trace.close();
+        let ends = read(&traces);
+        let [end] = &ends[..] else { panic!("{} ends", ends.len()) };
+        assert_eq!(
+            (end.header.connection, end.header.device, end.header.pid),
+            ([5; 16], 2, std::process::id())
+        );
+        let what: Vec<_> = end.events.iter().map(|event| event.what.clone()).collect();
+        let post = |request, refused, size| What::Post {
+            request,
+            refused,
+            buffers: vec![Buffer { address: 4096, size, tag: 7, registered: true }],
+        };
+        let expected = [
+            What::Made,
+            What::Register { address: 4096, size: 8192, memory: Memory::Host },
+            post(0, 2, 10),
+            What::Done { request: 0, tests: 1, sizes: vec![10] },
+            post(1, 0, 20),
+            What::Failed { code: Code::Remote as u32 },
+            What::Deregister { address: 4096, size: 8192 },
+            What::Closed { left_out: 0 },
+        ];
+        assert_eq!(what, expected);
+    }
+
+    #[test]
+    fn a_trace_that_is_full_leaves_later_calls_out_and_says_how_many() {
+        let traces = traces("full");
+        let trace = traces.end(Role::Send, [5; 16], 0).unwrap();
+        let most = HELD as u64 + 10;
+        trace.calls.enter(|calls| calls.out.most = most).unwrap();
+        let posts = most as usize / 2 + 5;
+        for _ in 0..posts {
+            send(&trace, 1, Ok(Some(0)));
+            trace.tested(now(), 0, Ok(true), &[1]);
+        }
+        let held = trace.calls.enter(|calls| (calls.out.records.capacity(), calls.out.written)).unwrap();
+        // The memory has not grown, and was written once.
+        assert_eq!(held, (HELD, HELD as u64));
+        trace.close();
+        let ends = read(&traces);
+        let events = &ends[0].events;
+        assert_eq!(events.len() as u64, most + 1);
+        assert_eq!(events.last().unwrap().what, What::Closed { left_out: 10 });
+    }
+
+    #[test]
+    fn a_disk_that_takes_no_more_ends_the_trace_and_no_call() {
+        let traces = traces("disk");
+        let trace = traces.end(Role::Send, [5; 16], 0).unwrap();
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        trace.calls.enter(|calls| calls.out.file = Some(full)).unwrap();
+        for _ in 0..HELD {
+            send(&trace, 1, Ok(Some(0)));
+            trace.tested(now(), 0, Ok(true), &[1]);
+        }
+        let out = trace.calls.enter(|calls| (calls.out.file.is_none(), calls.out.left_out)).unwrap();
+        assert_eq!(out, (true, HELD as u32));
+        trace.close();
+        std::fs::remove_dir_all(&traces.folder).unwrap();
+    }
+
+    #[test]
+    fn a_folder_that_can_not_be_made_is_refused_with_the_setting() {
+        let mut settings = PluginSettings::default();
+        settings.net_trace = "/proc/none/traces".into();
+        let said = Traces::of(&settings, &Identity::here(), 1).err().unwrap().to_string();
+        assert!(said.contains("net-trace") && said.contains("/proc/none/traces"), "{said}");
     }
 }

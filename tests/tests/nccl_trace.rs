@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use pushgate_net_trace::ring::Ring;
 use pushgate_net_trace::{End, Memory, Role, What, file_name};
-use pushgate_tests::built::{plugin, pushgate, scratch};
+use pushgate_tests::built::{plugin, pushgate, root, scratch};
 use pushgate_tests::{hang, output};
 
 /// Two hosts of two GPUs, eight channels.
@@ -49,9 +49,13 @@ fn succeeds(command: &mut Command) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// What an end was asked for: its role, and the buffers and results of each request in the order of the posts.
-fn calls(end: &End) -> (bool, Vec<(Vec<(u64, u32, bool)>, Vec<u64>)>) {
-    let mut all: Vec<(Vec<(u64, u32, bool)>, Vec<u64>)> = Vec::new();
+/// A request: bytes, tag and registration of each buffer, and the bytes that it was done with.
+type Request = (Vec<(u64, u32, bool)>, Vec<u64>);
+/// What an end was asked for: whether it receives, and its requests in the order of the posts.
+type Calls = (bool, Vec<Request>);
+
+fn calls(end: &End) -> Calls {
+    let mut all: Vec<Request> = Vec::new();
     for event in &end.events {
         match &event.what {
             What::Post { buffers, .. } => {
@@ -64,7 +68,7 @@ fn calls(end: &End) -> (bool, Vec<(Vec<(u64, u32, bool)>, Vec<u64>)>) {
     (end.header.role == Role::Receive, all)
 }
 
-fn all_calls(ends: &[End]) -> Vec<(bool, Vec<(Vec<(u64, u32, bool)>, Vec<u64>)>)> {
+fn all_calls(ends: &[End]) -> Vec<Calls> {
     let mut all: Vec<_> = ends.iter().map(calls).collect();
     all.sort();
     all
@@ -112,16 +116,18 @@ fn receives_of_several_buffers_and_tags_and_empty_messages_are_recorded_and_repl
     let mut made = Ring { hosts: 2, gpus: 1, channels: 1, bytes: 64, rounds: 1 }.ends();
     for end in &mut made {
         let base = 1 << 32;
+        let receives = end.header.role == Role::Receive;
         let buffer = |tag: u32, size| pushgate_net_trace::Buffer {
             address: base + u64::from(tag) * 65536,
             size,
             tag,
-            registered: tag != 3,
+            // The plugin takes no receive without one.
+            registered: receives || tag != 3,
         };
         let sizes = [0, 17, 8192, 65_000];
-        let posts: Vec<What> = match end.header.role {
+        let posts: Vec<What> = match receives {
             // In another order than the buffers of the receive.
-            Role::Send => [2, 0, 3, 1]
+            false => [2, 0, 3, 1]
                 .iter()
                 .enumerate()
                 .map(|(request, tag)| What::Post {
@@ -130,7 +136,7 @@ fn receives_of_several_buffers_and_tags_and_empty_messages_are_recorded_and_repl
                     buffers: vec![buffer(*tag, sizes[*tag as usize])],
                 })
                 .collect(),
-            Role::Receive => vec![What::Post {
+            true => vec![What::Post {
                 request: 0,
                 refused: 0,
                 buffers: (0..4).map(|tag| buffer(tag, 65_536)).collect(),
@@ -142,10 +148,10 @@ fn receives_of_several_buffers_and_tags_and_empty_messages_are_recorded_and_repl
             What::Done { request: *request, tests: 0, sizes }
         });
         let dones: Vec<_> = dones.collect();
-        let events = posts.into_iter().chain(dones).enumerate();
-        let event =
-            |(at, what)| pushgate_net_trace::Event { time: 1000 + at as u64, took: 0, thread: 0, what };
-        end.events = events.map(event).collect();
+        let event = |time, what| pushgate_net_trace::Event { time, took: 0, thread: 0, what };
+        // No post waits for the end of a request.
+        let posts = posts.into_iter().map(|what| event(1, what));
+        end.events = posts.chain(dones.into_iter().map(|what| event(2, what))).collect();
     }
     let again = recorded("grouped", &made, "--qp local --runs 1 --check-all");
     let mut found = all_calls(&again);
@@ -157,7 +163,16 @@ fn receives_of_several_buffers_and_tags_and_empty_messages_are_recorded_and_repl
 }
 
 #[test]
-fn p8_a_malformed_trace_is_refused_with_its_file_and_exit_code_2() {
+fn the_traces_in_the_tree_are_read_and_replayed() {
+    let folder = root().join("tests/traces/ring-2x2");
+    let script = pushgate_net_trace::folder(&folder).unwrap();
+    assert_eq!(all_calls(&script), all_calls(&Ring { rounds: 1, ..RING }.ends()));
+    let said = succeeds(&mut player(&folder, "--qp tcp --runs 1 --pace recorded"));
+    assert!(said.contains("4 processes, 16 connections, 96 messages of 786432 bytes in all"), "{said}");
+}
+
+#[test]
+fn a_malformed_trace_is_refused_with_its_file_and_exit_code_2() {
     let made = RING.ends();
     let name = file_name(&made[3].header.process, made[3].header.end);
     for (change, expected) in [

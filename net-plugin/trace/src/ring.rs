@@ -82,9 +82,8 @@ impl Ring {
         let steps = 2 * (self.hosts * self.gpus - 1);
         let slices: Vec<u64> = self.slices().collect();
         let sizes = (0..self.rounds * steps).flat_map(|step| slices.iter().map(move |size| (step, *size)));
-        let mut message = 0;
         let mut dones: Vec<u64> = Vec::new();
-        for (step, size) in sizes {
+        for (message, (step, size)) in (0u64..).zip(sizes) {
             let (slice, slot) = (message % slices.len() as u64, message % SLOTS);
             let at = begin + step * STEP + slice * 100;
             let (post, done) = match role {
@@ -106,7 +105,6 @@ impl Ring {
             let request = message as u32;
             events.push(event(post, What::Post { request, refused: 0, buffers: vec![buffer] }));
             events.push(event(done, What::Done { request, tests: 1, sizes: vec![size] }));
-            message += 1;
         }
         events.sort_by_key(|event| event.time);
         let over = events.last().map_or(begin, |last| last.time) + STEP;

@@ -451,7 +451,7 @@ fi
         budget: 60,
         default: true,
         about: "replays of NCCL's calls over tcp between four network namespaces: 50 us, 1 % loss, 1 Gbit/s; bare sockets beside",
-        build: &[PUSHGATE, &["build", "-p", "pushgate-net-plugin"]],
+        build: &[PUSHGATE, &["test", "--package", "pushgate-tests", "--test", "nccl"]],
         devices: &[],
         module: false,
         siw: false,

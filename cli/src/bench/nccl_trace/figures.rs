@@ -89,6 +89,8 @@ pub struct Report {
     pub seconds: f64,
     /// CPU seconds of the process meanwhile.
     pub cpu: f64,
+    /// How often its threads, but for those of the replay, went to sleep meanwhile.
+    pub sleeps: u64,
     /// Bytes of messages that were received and right where they were looked at.
     pub received: u64,
     pub latencies: Latencies,

@@ -68,6 +68,7 @@ pub fn command(settings: impl Fn(Command) -> Command) -> Command {
                 arg("within", "WORDS", "Words before the program of the next process, as in 'ip netns exec a'; may be given several times")
                     .action(ArgAction::Append),
             )
+            .arg(switch("alone", "Leaves the bare sockets out, as for a profiler"))
             .arg(switch("check-all", "Compares all bytes of each message, not its first and last 64 alone"))
             .arg(
                 arg("plugin", "FILE", "The plugin [default: beside this program, or where a package puts it]")
@@ -89,7 +90,10 @@ struct Way {
 /// The ways that the command line asks for: the bare sockets first.
 fn ways(m: &ArgMatches) -> Result<Vec<Way>, Error> {
     let way = |name: &str, variables, plugin| Way { name: name.into(), variables, plugin, turns: Vec::new() };
-    let mut all = vec![way("sockets", Vec::new(), false)];
+    let mut all = Vec::new();
+    if !m.get_flag("alone") {
+        all.push(way("sockets", Vec::new(), false));
+    }
     for text in m.get_many::<String>("with").into_iter().flatten() {
         let mut variables = Vec::new();
         for one in text.split(',') {
@@ -101,7 +105,7 @@ fn ways(m: &ArgMatches) -> Result<Vec<Way>, Error> {
         }
         all.push(way(text, variables, true));
     }
-    if all.len() == 1 {
+    if all.iter().all(|way| !way.plugin) {
         all.push(way("plugin", Vec::new(), true));
     }
     Ok(all)
@@ -191,7 +195,8 @@ pub fn run(m: &ArgMatches) -> Result<ExitCode> {
 
 /// Refuses a replay for which this host has too little memory.
 fn has_memory(script: &Script) -> Result<()> {
-    let needed: u64 = script.processes.iter().flat_map(|p| &p.ends).map(|end| end.memory as u64).sum();
+    let memories = script.processes.iter().flat_map(|p| &p.ends).map(|end| end.memory as u64);
+    let needed = memories.fold(0, u64::saturating_add);
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let available = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     let available =
@@ -242,6 +247,8 @@ struct Figures {
     best: f64,
     median: f64,
     cpu: f64,
+    /// Of all processes in a turn.
+    sleeps: f64,
     latencies: Latencies,
 }
 
@@ -254,7 +261,10 @@ impl Figures {
         way.turns.iter().flatten().for_each(|report| latencies.merge(&report.latencies));
         let cpu = way.turns.iter().flatten().map(|r| r.cpu).sum::<f64>();
         let reports = way.turns.iter().map(Vec::len).sum::<usize>();
-        Figures { best: seconds[0], median: seconds[seconds.len() / 2], cpu: cpu / reports as f64, latencies }
+        let sleeps =
+            way.turns.iter().flatten().map(|r| r.sleeps).sum::<u64>() as f64 / way.turns.len() as f64;
+        let (best, median) = (seconds[0], seconds[seconds.len() / 2]);
+        Figures { best, median, cpu: cpu / reports as f64, sleeps, latencies }
     }
 }
 
@@ -274,7 +284,8 @@ fn recorded(script: &Script) -> (f64, Latencies) {
 fn print(script: &Script, ways: &[Way], json: bool) -> Result<()> {
     let (span, of_recording) = recorded(script);
     let figures: Vec<Figures> = ways.iter().map(Figures::of).collect();
-    let sockets = figures[0].best;
+    // Without the sockets there is no ratio.
+    let sockets = if ways[0].plugin { f64::NAN } else { figures[0].best };
     if json {
         for (way, f) in ways.iter().zip(&figures) {
             let classes: Vec<_> = (f.latencies.classes())
@@ -287,18 +298,28 @@ fn print(script: &Script, ways: &[Way], json: bool) -> Result<()> {
             let received: u64 = way.turns[0].iter().map(|r| r.received).sum();
             let line = json!({
                 "bench": "nccl-trace", "way": way.name, "recorded_ms": span * 1e3, "best_ms": f.best * 1e3,
-                "median_ms": f.median * 1e3, "ratio": sockets / f.best, "cpu_s": f.cpu, "received": received,
+                "median_ms": f.median * 1e3, "ratio": sockets / f.best, "cpu_s": f.cpu, "sleeps": f.sleeps, "received": received,
                 "turns": way.turns.len(), "messages": classes,
             });
             outln!("{line}")?;
         }
         return Ok(());
     }
-    outln!("{:<40} {:>10} {:>10} {:>7} {:>14}", "way", "best ms", "median ms", "ratio", "CPU s/process")?;
+    let each = messages(script).0 as f64;
+    outln!(
+        "{:<40} {:>10} {:>10} {:>7} {:>14} {:>15}",
+        "way",
+        "best ms",
+        "median ms",
+        "ratio",
+        "CPU s/process",
+        "sleeps/message"
+    )?;
     outln!("{:<40} {:>10.3}", "recorded", span * 1e3)?;
     for (way, f) in ways.iter().zip(&figures) {
         let (best, median) = (f.best * 1e3, f.median * 1e3);
-        outln!("{:<40} {best:>10.3} {median:>10.3} {:>7.2} {:>14.4}", way.name, sockets / f.best, f.cpu)?;
+        let (ratio, sleeps) = (sockets / f.best, f.sleeps / each);
+        outln!("{:<40} {best:>10.3} {median:>10.3} {ratio:>7.2} {:>14.4} {sleeps:>15.2}", way.name, f.cpu)?;
     }
     outln!("# from post to done, us: median, and what 99 of 100 do not exceed")?;
     outln!("{:>10} {:<8} {:<40} {:>8} {:>10} {:>10}", "bytes to", "", "way", "count", "median", "99 %")?;

@@ -138,14 +138,13 @@ impl Calls {
 
     pub fn post(&self, end: usize, role: Role, post: &Post, memory: &Memory) -> Result<Option<Ptr>> {
         let comm = self.ends[end].comm;
-        // SAFETY: the memory stays until the ends are closed. What a message is sent from never changes; a receive's buffer is left
-        // alone until its request is done.
         match role {
             Role::Send => {
                 let part = &post.parts[0];
                 let mr = self.mr(end, part.offset, part.registered);
-                unsafe { self.plugin.isend(comm, memory.at(part.offset), part.size, part.tag as c_int, mr) }
-                    .map_err(said("isend"))
+                let (data, tag) = (memory.at(part.offset), part.tag as c_int);
+                // SAFETY: the memory stays until the ends are closed, and what is sent never changes.
+                unsafe { self.plugin.isend(comm, data, part.size, tag, mr) }.map_err(said("isend"))
             }
             Role::Receive => {
                 let parts = || post.parts.iter();
@@ -153,6 +152,7 @@ impl Calls {
                 let sizes: Vec<_> = parts().map(|p| p.room).collect();
                 let tags: Vec<_> = parts().map(|p| p.tag as c_int).collect();
                 let mrs: Vec<_> = parts().map(|p| self.mr(end, p.offset, p.registered)).collect();
+                // SAFETY: the memory stays until the ends are closed, and is left alone until the request is done.
                 unsafe { self.plugin.irecv(comm, &data, &sizes, &tags, &mrs) }.map_err(said("irecv"))
             }
         }
@@ -160,9 +160,12 @@ impl Calls {
 
     /// Whether a request is done, and then the bytes of each of its buffers.
     pub fn test(&self, role: Role, request: Ptr) -> Result<Option<[c_int; 8]>> {
-        // SAFETY: the request is not done yet, and its end not closed.
         let done = match role {
-            Role::Send => unsafe { self.plugin.test_send(request, true) }.map(|done| done.then_some([0; 8])),
+            Role::Send => {
+                // SAFETY: the request is not done yet, and its end not closed.
+                unsafe { self.plugin.test_send(request, true) }.map(|done| done.then_some([0; 8]))
+            }
+            // SAFETY: as above.
             Role::Receive => unsafe { self.plugin.test_receive(request, true) },
         };
         done.map_err(said("test"))

@@ -126,12 +126,13 @@ fn replay(task: &Task) -> Result<()> {
         silence,
         over: AtomicBool::new(false),
     };
-    let before = cpu();
+    let (before, slept) = (cpu(), sleeps());
     let ran: Result<Vec<Ran>> = std::thread::scope(|scope| {
         let threads: Vec<_> = process.threads.iter().map(|steps| scope.spawn(|| replay.run(steps))).collect();
         threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(anyhow!("a thread panicked")))).collect()
     });
-    let mut report = Report { cpu: cpu() - before, ..Report::default() };
+    let mut report =
+        Report { cpu: cpu() - before, sleeps: sleeps().saturating_sub(slept), ..Report::default() };
     let ran = ran?;
     for thread in &ran {
         report.received += thread.received;
@@ -153,4 +154,19 @@ fn replay(task: &Task) -> Result<()> {
 fn cpu() -> f64 {
     let t = clock_gettime(ClockId::ProcessCPUTime);
     t.tv_sec as f64 + t.tv_nsec as f64 * 1e-9
+}
+
+/// How often the threads of this process have gone to sleep; those that have ended do not count.
+fn sleeps() -> u64 {
+    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let of = |task: std::fs::DirEntry| {
+        let status = std::fs::read_to_string(task.path().join("status")).ok()?;
+        status
+            .lines()
+            .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?
+            .trim()
+            .parse::<u64>()
+            .ok()
+    };
+    tasks.filter_map(of).sum()
 }

@@ -146,7 +146,7 @@ fn pair(sends: &mut Posts, receives: &mut Posts) -> Result<()> {
     for (post, (_, buffers)) in receives.all.iter().enumerate() {
         let found: Vec<_> =
             buffers.iter().map(|b| waiting.get_mut(&b.tag).and_then(VecDeque::pop_front)).collect();
-        // A receive of which a message is not there is left out, with its other messages.
+        // A receive that lacks a message is left out, with its other messages.
         if found.iter().any(Option::is_none) {
             continue;
         }
@@ -186,7 +186,7 @@ impl Layout {
             // As in the recording relative to the cache's lines.
             let offset = bytes + (from % 64) as usize;
             stretches.push((from, to, offset, registered));
-            let next = usize::try_from(to - from).ok().and_then(|length| offset.checked_add(length));
+            let next = usize::try_from((to - from).max(1)).ok().and_then(|length| offset.checked_add(length));
             let next = next.and_then(|next| next.checked_next_multiple_of(4096));
             let Some(next) = next.filter(|next| *next <= isize::MAX as usize / 2) else {
                 bail!("buffers of {} bytes", to - from)
@@ -205,7 +205,8 @@ impl Layout {
     fn regions(&self) -> Vec<Region> {
         let region = |&(from, to, offset, registered): &(u64, u64, usize, bool)| Region {
             offset,
-            bytes: (to - from) as usize,
+            // Where all messages are empty there is something to register too.
+            bytes: (to - from).max(1) as usize,
             registered,
         };
         self.stretches.iter().map(region).collect()

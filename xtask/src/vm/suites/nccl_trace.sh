@@ -14,7 +14,7 @@ done
 
 # Two hosts of two GPUs (whose four ranks are hosts here), and four hosts of one: everything arrives, and every byte is right.
 for ring in 2x2x8x256Kx2 4x1x2x256Kx2; do
-    run 300 "$BIN_PUSHGATE" bench nccl-trace --ring "$ring" --plugin "$BIN_DIR/libnccl_net_pushgate.so" --qp tcp --runs 1 \
+    run 300 "$BIN_PUSHGATE" bench nccl-trace --ring "$ring" --plugin "$BIN_DIR/deps/libnccl_net_pushgate.so" --qp tcp --runs 1 \
         --check-all --json --timeout 120s \
         --within 'ip netns exec host1 env PUSHGATE_HOST=10.7.0.1' --within 'ip netns exec host2 env PUSHGATE_HOST=10.7.0.2' \
         --within 'ip netns exec host3 env PUSHGATE_HOST=10.7.0.3' --within 'ip netns exec host4 env PUSHGATE_HOST=10.7.0.4'
