@@ -364,6 +364,8 @@ settings! {
     net_rma: bool = "false", switch, "true or false", "", Nccl;
     /// Threads of the NCCL plugin for each GPU that carry its connections over tcp; 0: NCCL's own threads do; auto: one for every four cores that the process may use, at most 8, and at most half of the GPU's part of the host's cores
     net_tcp_threads: AutoOr<usize> = "auto", auto_or_number(0, 16), "auto or 0 to 16", "", Nccl;
+    /// Folder into which the NCCL plugin writes a trace of NCCL's calls, a file for each end of a connection, for `pushgate bench nccl-trace`; none: no traces
+    net_trace: PathBuf = "none", path, "none or a folder's path", "", Nccl;
 }
 
 impl Settings {

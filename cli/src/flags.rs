@@ -52,6 +52,9 @@ fn matters(subcommand: &str, key: &Key) -> bool {
         "probe" => key.group == Group::Device,
         "ranks" => key.group == Group::Ranks || ["qp", "timeout", "recover"].contains(&key.name),
         "nccl-check" => matches!(key.group, Group::Nccl | Group::Rdma) || NCCL.contains(&key.name),
+        "nccl-trace" => {
+            matches!(key.group, Group::Nccl | Group::Rdma | Group::Tcp) || NCCL.contains(&key.name)
+        }
         "rdma" => matches!(key.group, Group::Rdma | Group::Waits) && key.name != "cq_events",
         "tcp" => {
             matches!(key.group, Group::Tcp | Group::Waits)

@@ -5,6 +5,7 @@
 //! first thread has the connection's state to itself (`Exclusive`); the second only calls the
 //! engine.
 
+use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -18,6 +19,7 @@ use pushgate_link::region::RegionMemory;
 use crate::end::{CommEnd, SETTLE};
 use crate::error::{Code, Failure, Result};
 use crate::exclusive::{Exclusive, Refused};
+use crate::ffi::types::MAX_RECVS;
 use crate::join::{Joined, Role};
 use crate::log;
 use crate::pool::REQUESTS;
@@ -27,6 +29,7 @@ use crate::registration::{Held, Kind, Mr, Wanted};
 use crate::runtime::Runtime;
 use crate::send::Sender;
 use crate::socket::Line;
+use crate::trace::{self, Posted, Trace};
 use crate::under_way::Share;
 
 /// How long a deregistration tries to get between two posts or tests to look at the requests. Each
@@ -50,6 +53,8 @@ pub struct Comm {
     end: CommEnd,
     side: Side,
     requests: Box<[Request]>,
+    /// Records the calls, if the settings ask for it.
+    trace: Option<Box<Trace>>,
 }
 
 enum Side {
@@ -62,8 +67,14 @@ enum Side {
 static NOTHING: AtomicU64 = AtomicU64::new(0);
 
 impl Comm {
-    /// Makes a connection from a queue pair that was joined; `line` reports the end of the peer.
-    pub fn new(runtime: Arc<Runtime>, joined: Joined, line: Arc<Line>, role: Role) -> Result<Box<Comm>> {
+    /// Makes a connection from a queue pair that was joined; `line` reports the end of the peer. `trace` records its calls.
+    pub fn new(
+        runtime: Arc<Runtime>,
+        joined: Joined,
+        line: Arc<Line>,
+        role: Role,
+        trace: Option<Trace>,
+    ) -> Result<Box<Comm>> {
         let Joined {
             qp,
             mailbox,
@@ -104,7 +115,7 @@ impl Comm {
             }
             Role::Receive => Side::Receive(Box::new(Exclusive::new(Receiver::new(producer, flusher)))),
         };
-        let mut comm = Box::new(Comm { end, side, requests: Box::default() });
+        let mut comm = Box::new(Comm { end, side, requests: Box::default(), trace: trace.map(Box::new) });
         let at: *const Comm = &*comm;
         comm.requests = (0..REQUESTS as u32).map(|index| Request { comm: at, index }).collect();
         Ok(comm)
@@ -113,6 +124,15 @@ impl Comm {
     /// Registers memory of the host or of the GPU. May be called from any thread at any time. For memory of the GPU that the copier
     /// uses it asks the driver for a handle of the allocation, as NCCL does before it hands over a dma-buf.
     pub fn register(&self, address: usize, bytes: usize, kind: Kind<'_>) -> Result<Held> {
+        let begun = self.trace.as_ref().map(|_| trace::now());
+        let held = self.add(address, bytes, kind)?;
+        if let (Some(trace), Some(begun)) = (&self.trace, begun) {
+            trace.registered(begun, address, bytes, &kind);
+        }
+        Ok(held)
+    }
+
+    fn add(&self, address: usize, bytes: usize, kind: Kind<'_>) -> Result<Held> {
         let cuda = matches!(kind, Kind::Cuda(_));
         if cuda && self.end.lane.gpu.is_none() {
             let text = format!("{}: GPU memory, but this connection was made for none", self.end);
@@ -169,6 +189,9 @@ impl Comm {
     /// thread wait briefly.
     pub fn deregister(&self, held: Held) -> Result<()> {
         let mr = held.mr;
+        if let Some(trace) = &self.trace {
+            trace.deregistered(trace::now(), mr.address, mr.bytes);
+        }
         if self.stop(&mr)? {
             self.end.lane.engine.fail(Some(self.end.qp), Status::new(abi::PUSHGATE_ABORTED))?;
             self.ended_by_deregistration();
@@ -262,6 +285,26 @@ impl Comm {
         tag: u32,
         mr: Option<&Mr>,
     ) -> Result<Option<&Request>> {
+        // SAFETY: the caller's promise.
+        let post = || unsafe { self.post_send(data, size, tag, mr) };
+        let Some(trace) = &self.trace else { return post() };
+        let begun = trace::now();
+        let outcome = post();
+        let what = Posted::Send { data: data as usize, size, tag, registered: mr.is_some() };
+        trace.posted(begun, what, place(&outcome));
+        outcome
+    }
+
+    /// # Safety
+    /// The requirements of [`Comm::send`] hold.
+    #[inline]
+    unsafe fn post_send(
+        &self,
+        data: *const u8,
+        size: usize,
+        tag: u32,
+        mr: Option<&Mr>,
+    ) -> Result<Option<&Request>> {
         let Side::Send(sender) = &self.side else { return Err(self.wrong_side("isend")) };
         self.end.lane.rouse();
         // SAFETY: the caller's promise.
@@ -280,6 +323,19 @@ impl Comm {
     /// The buffers stay writable until the request is done.
     #[inline]
     pub unsafe fn receive(&self, wanted: &[Wanted<'_>]) -> Result<Option<&Request>> {
+        // SAFETY: the caller's promise.
+        let post = || unsafe { self.post_receive(wanted) };
+        let Some(trace) = &self.trace else { return post() };
+        let begun = trace::now();
+        let outcome = post();
+        trace.posted(begun, Posted::Receive(wanted), place(&outcome));
+        outcome
+    }
+
+    /// # Safety
+    /// The requirements of [`Comm::receive`] hold.
+    #[inline]
+    unsafe fn post_receive(&self, wanted: &[Wanted<'_>]) -> Result<Option<&Request>> {
         let Side::Receive(receiver) = &self.side else { return Err(self.wrong_side("irecv")) };
         self.end.lane.rouse();
         let request = receiver.enter(|r| r.receive(&self.end, wanted));
@@ -294,6 +350,18 @@ impl Comm {
     /// Begins to make complete what RDMA has written into the GPU's memory. `None`: there is
     /// nothing to wait for.
     pub fn flush<'a>(
+        &self,
+        flushed: impl Iterator<Item = (usize, Option<&'a Mr>)>,
+    ) -> Result<Option<&Request>> {
+        let begun = self.trace.as_ref().map(|_| trace::now());
+        let outcome = self.post_flush(flushed);
+        if let (Some(trace), Some(begun)) = (&self.trace, begun) {
+            trace.posted(begun, Posted::Flush, place(&outcome));
+        }
+        outcome
+    }
+
+    fn post_flush<'a>(
         &self,
         flushed: impl Iterator<Item = (usize, Option<&'a Mr>)>,
     ) -> Result<Option<&Request>> {
@@ -330,6 +398,9 @@ impl Comm {
 impl Drop for Comm {
     /// Waits for the GPU's pushes under way, after which the window may be unmapped, and until the peer has what was sent.
     fn drop(&mut self) {
+        if let Some(trace) = &self.trace {
+            trace.close();
+        }
         let Side::Send(sender) = &self.side else { return };
         let settled = sender.enter(|s| s.settle(&self.end)).unwrap_or(false);
         // Where a thread has failed on the connection its state is not to be relied on, and that was told.
@@ -344,6 +415,11 @@ impl Drop for Comm {
     }
 }
 
+/// What a trace holds of the outcome of a call that posts.
+fn place<'a>(outcome: &'a Result<Option<&Request>>) -> trace::Outcome<'a> {
+    outcome.as_ref().map(|request| request.map(|request| request.index))
+}
+
 impl Request {
     /// Whether the request is done. If so, calls `size` with the bytes of each buffer; from then on
     /// the request may be reused.
@@ -354,6 +430,29 @@ impl Request {
     pub unsafe fn test(&self, size: impl Fn(usize, usize)) -> Result<bool> {
         // SAFETY: a connection does not move, and the caller promises that it is not closed.
         let comm = unsafe { &*self.comm };
+        match &comm.trace {
+            None => self.look(comm, size),
+            Some(trace) => self.look_traced(comm, trace, size),
+        }
+    }
+
+    /// [`Request::test`] where the calls are recorded.
+    fn look_traced(&self, comm: &Comm, trace: &Trace, size: impl Fn(usize, usize)) -> Result<bool> {
+        let sizes = [const { Cell::new(0) }; MAX_RECVS];
+        let count = Cell::new(0);
+        let begun = trace::now();
+        let ended = self.look(comm, |i, bytes| {
+            sizes[i].set(bytes);
+            count.set(count.get().max(i + 1));
+            size(i, bytes);
+        });
+        let sizes = sizes.map(Cell::into_inner);
+        trace.tested(begun, self.index, ended.as_ref().copied(), &sizes[..count.get()]);
+        ended
+    }
+
+    #[inline]
+    fn look(&self, comm: &Comm, size: impl Fn(usize, usize)) -> Result<bool> {
         let done = match &comm.side {
             // What the GPU has pushed is published first, so that the engine posts it in this call and not in the next one.
             Side::Send(s) => s.enter(|s| {

@@ -50,6 +50,7 @@ mod stream;
 mod taken;
 #[cfg(test)]
 mod testing;
+mod trace;
 mod tuning;
 mod under_way;
 mod variables;

@@ -18,6 +18,7 @@ use crate::props::{Network, Properties};
 use crate::ranks::{Cores, Ranks};
 use crate::rdma::{self, Rdma};
 use crate::taken;
+use crate::trace::Traces;
 use crate::under_way::{self, UnderWay};
 use crate::variables;
 
@@ -49,6 +50,8 @@ pub struct Loaded {
     pub under_way: Arc<UnderWay>,
     /// The cores that this process may use.
     pub cores: Cores,
+    /// Where the ends of connections write traces of NCCL's calls.
+    pub traces: Option<Arc<Traces>>,
 }
 
 impl Loaded {
@@ -74,6 +77,7 @@ impl Loaded {
             dma_bufs: Vec::new(),
             under_way,
             cores,
+            traces: None,
         }
     }
 
@@ -148,7 +152,8 @@ impl Loaded {
         let listed = (!names.is_empty()).then(|| Listed::here(&host.identity, id.as_deref(), &names));
         let (gpu, dma_bufs) = (path.gpu, path.dma_bufs);
         let rdma = rdma.into_iter().map(Arc::new).collect();
-        let loaded = Loaded { folder, rdma, no_rdma, at, tcp, listed, gpu, dma_bufs, ..host };
+        let traces = Traces::of(&host.settings, &host.identity, cores.allowed)?;
+        let loaded = Loaded { folder, rdma, no_rdma, at, tcp, listed, gpu, dma_bufs, traces, ..host };
         let window = loaded.settings.net_window_size;
         log::init(&format!("queue pairs are {}; window of {window} bytes a connection", loaded.transports()));
         Ok(loaded)

@@ -13,12 +13,13 @@ use pushgate_engine::recorder;
 
 use crate::comm::Comm;
 use crate::error::{Code, Failure, Result};
-use crate::handle;
+use crate::handle::{self, Handle, Nonce};
 use crate::handshake::{Attempts, Listener, Made};
 use crate::join::{Purpose, Role};
 use crate::loaded::Loaded;
 use crate::props::{Network, Properties};
 use crate::runtime::Runtime;
+use crate::trace;
 
 /// One of NCCL's communicators.
 pub struct Context {
@@ -131,21 +132,26 @@ pub fn running_with_attempts() -> Result<(Arc<Runtime>, Arc<Attempts>)> {
 pub struct Listening {
     listener: Listener,
     purpose: Purpose,
+    dev: usize,
+    /// When NCCL called, for traces.
+    begun: u64,
 }
 
 impl Listening {
     /// Starts to listen for connections over device `dev` of this process; returns the handle for connectors, whose device is theirs.
     pub fn new(dev: c_int, class: Option<u8>) -> Result<(Self, [u8; handle::BYTES])> {
+        let begun = trace::now();
         let purpose = messages(dev)?;
         let (listener, bytes) = Listener::new(running()?, class)?;
-        Ok((Listening { listener, purpose }, bytes))
+        Ok((Listening { listener, purpose, dev: dev as usize, begun }, bytes))
     }
 
     /// Returns the next connection if it is ready.
     pub fn accept(&self) -> Result<Option<Box<Comm>>> {
-        let made = self.listener.next(&self.purpose)?;
-        let runtime = self.listener.runtime();
-        made.map(|Made { joined, line }| Comm::new(runtime.clone(), *joined, line, Role::Receive)).transpose()
+        let Some(made) = self.listener.next(&self.purpose)? else { return Ok(None) };
+        let nonce = || Ok(self.listener.nonce());
+        made_comm(self.listener.runtime().clone(), made, (Role::Receive, self.dev, Some(self.begun)), nonce)
+            .map(Some)
     }
 }
 
@@ -153,8 +159,27 @@ impl Listening {
 pub fn connect(dev: c_int, handle: &mut [u8; handle::BYTES], class: Option<u8>) -> Result<Option<Box<Comm>>> {
     let purpose = messages(dev)?;
     let (runtime, attempts) = running_with_attempts()?;
-    let made = attempts.dial(&runtime, handle, class, &purpose)?;
-    made.map(|Made { joined, line }| Comm::new(runtime, *joined, line, Role::Send)).transpose()
+    let Some(made) = attempts.dial(&runtime, handle, class, &purpose)? else { return Ok(None) };
+    let nonce = || Ok(Handle::decode(handle)?.key.nonce());
+    made_comm(runtime, made, (Role::Send, dev as usize, None), nonce).map(Some)
+}
+
+/// A connection in use, with a trace of its own if the settings ask for traces. `end`: which end it is, over which device, and when
+/// NCCL began to listen. `nonce` names the connection at both ends.
+fn made_comm(
+    runtime: Arc<Runtime>,
+    Made { joined, line }: Made,
+    (role, dev, listened): (Role, usize, Option<u64>),
+    nonce: impl FnOnce() -> Result<Nonce>,
+) -> Result<Box<Comm>> {
+    let trace = match &runtime.loaded.traces {
+        Some(traces) => Some(traces.end(role, nonce()?, dev)?),
+        None => None,
+    };
+    if let Some(trace) = &trace {
+        trace.made(listened);
+    }
+    Comm::new(runtime, *joined, line, role, trace)
 }
 
 /// What connections of NCCL's network table over device `dev` are for.

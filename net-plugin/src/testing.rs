@@ -52,7 +52,7 @@ pub fn pair_in(runtime: Arc<Runtime>, role: Role, longest: usize, pid: Option<u3
     });
     let own = Joined { longest, ..own };
     let (stream, socket) = UnixStream::pair().unwrap();
-    let comm = Comm::new(runtime, own, Arc::new(Line::new(Stream::Unix(stream.into()))), role).unwrap();
+    let comm = Comm::new(runtime, own, Arc::new(Line::new(Stream::Unix(stream.into()))), role, None).unwrap();
     Pair { comm, peer, socket }
 }
 

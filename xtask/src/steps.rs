@@ -526,7 +526,7 @@ fn kernels(bench: &mut Bench) -> Result<Outcome> {
 
 /// Test programs that run alone, because what they start computes all the time. Threads of NCCL's callers poll: beside others `nccl`
 /// took 55 to 77 s in place of 20, and what ran beside it more than twice its time.
-const ALONE: &[&str] = &["nccl"];
+const ALONE: &[&str] = &["nccl", "nccl_trace"];
 
 /// Tests of queue pairs in which a rogue engine writes records into a ring that a link over TCP does not have.
 pub const RING_TESTS: [&str; 2] =

@@ -6,6 +6,7 @@ mod ends;
 mod idle;
 mod latency;
 mod local;
+mod nccl_trace;
 mod osu;
 mod peers;
 mod push;
@@ -138,6 +139,7 @@ pub fn command(settings: impl Fn(Command) -> Command) -> Command {
         )
         .subcommand(bench("gate", "Staging ring and gate alone, on one core", ""))
         .subcommand(allreduce::command(&settings))
+        .subcommand(nccl_trace::command(&settings))
         .subcommands(osu::commands(&settings))
 }
 
@@ -158,6 +160,9 @@ pub fn run(
     settings: impl Fn(&ArgMatches, Option<&str>) -> Result<Settings, Error>,
 ) -> Result<ExitCode> {
     let (name, m) = m.subcommand().expect("clap requires one");
+    if name == "nccl-trace" {
+        return nccl_trace::run(m);
+    }
     if name == "allreduce" {
         return allreduce::run(m, settings(m, None)?);
     }

@@ -87,12 +87,26 @@ pub struct Children(Vec<Child>);
 impl Children {
     /// Starts one more process, with this role and these variables beside.
     pub fn start(&mut self, role: &str, variables: &[(&str, &OsStr)], stdout: Stdio) -> Result<&mut Child> {
-        let child = Command::new(std::env::current_exe().context("finding this program")?)
+        self.start_within(&[], role, variables, [Stdio::null(), stdout])
+    }
+
+    /// [`Children::start`] with words before the program, which put it into a namespace, say; and with its standard input and output.
+    pub fn start_within(
+        &mut self,
+        within: &[String],
+        role: &str,
+        variables: &[(&str, &OsStr)],
+        [stdin, stdout]: [Stdio; 2],
+    ) -> Result<&mut Child> {
+        let own = std::env::current_exe().context("finding this program")?;
+        let words: Vec<_> = within.iter().map(OsStr::new).chain([own.as_os_str()]).collect();
+        let child = Command::new(words[0])
+            .args(&words[1..])
             .args(std::env::args_os().skip(1))
             .envs(variables.iter().copied())
             .env(ROLE, role)
             .env(PARENT, std::process::id().to_string())
-            .stdin(Stdio::null())
+            .stdin(stdin)
             .stdout(stdout)
             .spawn()
             .with_context(|| format!("starting {role}"))?;

@@ -11,7 +11,7 @@ use crate::exit::Input;
 use crate::plugin::Plugin;
 
 /// The plugin.
-const PLUGIN: Plugin = Plugin {
+pub const PLUGIN: Plugin = Plugin {
     file: "libnccl-net-pushgate.so",
     below: ["", "pushgate"],
     build: "`cargo xtask plugin`, which prints its path",

@@ -30,6 +30,7 @@ use serde_json::json;
 use self::collective::{Collective, ELEMENT};
 use self::evidence::Verdict;
 use self::find::Found;
+pub use self::find::PLUGIN;
 use self::rank::Task;
 use self::table::Row;
 use self::transport::{Transport, Way};

@@ -11,7 +11,7 @@ use pushgate_driver_shim::limited;
 use super::greeting::{greet, greeting, lost, same_told};
 use super::progress::{Made, Progress};
 use crate::error::Result;
-use crate::handle::{self, Between, Handle, Key, random};
+use crate::handle::{self, Between, Handle, Key, Nonce, random};
 use crate::join::{NewEnd, Purpose, Role};
 use crate::listening::{GREETING, STRANGERS, Sockets};
 use crate::loaded::Loaded;
@@ -52,6 +52,11 @@ impl Listener {
         let bytes = Handle { key, unix, tcp, between, listener: *identity }.encode();
         let (state, closes) = (Mutex::default(), Closes::default());
         Ok((Listener { key, sockets, class, state, runtime, closes }, bytes))
+    }
+
+    /// What names the listener where others may read it.
+    pub fn nonce(&self) -> Nonce {
+        self.key.nonce()
     }
 
     /// The threads that its queue pairs are carried by.

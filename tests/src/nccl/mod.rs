@@ -2,13 +2,13 @@
 //! tables, and drives it as NCCL's proxy threads do. It knows nothing about the plugin but what
 //! NCCL's headers say, so any plugin can be tried.
 //!
-//! `table` has the library and its calls, `pair` two ranks with connections and traffic between
+//! `pushgate_net_caller` has the library and its calls, `pair` two ranks with connections and traffic between
 //! them, `scenario`, `closing`, `tags`, `fair`, `mixed`, `stall`, `recovering`, `unanswered` and `told`
 //! what is tried, `speed` and `growth` what is measured.
 
 pub mod closing;
 mod cores;
-pub mod cuda;
+mod cuda;
 mod early;
 mod fair;
 pub(crate) mod forked;
@@ -20,7 +20,8 @@ pub mod scenario;
 pub mod speed;
 mod stall;
 mod still;
-pub mod table;
 pub mod tags;
 mod told;
 mod unanswered;
+
+pub use pushgate_net_caller::table;

@@ -6,9 +6,9 @@ use std::time::Instant;
 use super::group::Group;
 use super::scenario::Options;
 use super::table::{Bytes, CUDA, Failed, HOST, Mr, Props, Ptr, Result, Signal, Table, To, warnings};
-use crate::nccl::cuda::Driver;
 use crate::nccl::pair::Buffer;
 use crate::{Pause, hang};
+use pushgate_net_caller::cuda::Driver;
 
 /// A group of all ranks and its contexts.
 pub struct Coll {

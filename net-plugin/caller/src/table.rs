@@ -99,10 +99,10 @@ unsafe extern "C" fn logger(
 }
 
 /// The logger's type as plugins see it.
-pub(crate) type Logger = unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, ...);
+pub type Logger = unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, ...);
 
 /// The logger that is given to a plugin.
-pub(crate) fn log() -> Logger {
+pub fn log() -> Logger {
     // SAFETY: `logger` says why it can be called like that.
     unsafe { std::mem::transmute::<*const c_void, Logger>(logger as *const c_void) }
 }
