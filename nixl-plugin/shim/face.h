@@ -2,7 +2,7 @@
  *
  * Every call may come from any thread. A status is a value of nixl_status_t: 0 done, 1 under way, negative an error. Text and
  * blobs are a pointer with a length. No call throws, and no call keeps a pointer that it was given, but for the memory that is
- * registered. */
+ * registered. In a child of fork all but release, close and the calls without an agent fail. */
 #ifndef PUSHGATE_NIXL_FACE_H
 #define PUSHGATE_NIXL_FACE_H
 
@@ -84,7 +84,8 @@ int pushgate_nixl_prepare(pushgate_nixl_agent *agent, int write, pushgate_nixl_b
 /* Starts a prepared transfer; again once it has ended. `notification` may be NULL: none. */
 int pushgate_nixl_post(pushgate_nixl_agent *agent, pushgate_nixl_transfer *transfer, const pushgate_nixl_bytes *notification);
 int pushgate_nixl_check(pushgate_nixl_agent *agent, pushgate_nixl_transfer *transfer);
-/* Cancels a transfer that is under way, and frees it. After success nothing of it touches memory of this process. */
+/* Cancels a transfer that is under way, and frees it. After success nothing of it touches memory of this process; after an error the
+ * transfer is there still, to be released again. */
 int pushgate_nixl_release(pushgate_nixl_agent *agent, pushgate_nixl_transfer *transfer);
 
 /* Hands over the notifications that have come, each once. */

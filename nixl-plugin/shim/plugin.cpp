@@ -133,8 +133,10 @@ class Engine : public nixlBackendEngine {
         return static_cast<nixl_status_t>(pushgate_nixl_check(agent, transfer(handle)));
     }
     nixl_status_t releaseReqH(nixlBackendReqH *handle) const override {
+        // NIXL keeps the handle of what was not released, and releases it again.
         int status = pushgate_nixl_release(agent, transfer(handle));
-        delete handle;
+        if (status == NIXL_SUCCESS)
+            delete handle;
         return static_cast<nixl_status_t>(status);
     }
 

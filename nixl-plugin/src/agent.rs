@@ -42,7 +42,7 @@ pub struct Described {
 
 /// An agent.
 pub struct Agent {
-    core: Arc<Core>,
+    pub core: Arc<Core>,
     bell: EventFd,
     threads: Vec<JoinHandle<()>>,
 }
@@ -479,9 +479,13 @@ impl Drop for Agent {
         let numbers: Vec<_> = state.sessions.keys().copied().collect();
         numbers.into_iter().for_each(|number| core.end(&mut state, number, Status::Canceled));
         let begin = Instant::now();
-        while state.needs_looks() && begin.elapsed() < LINGER {
+        let ends = |state: &State| state.needs_looks() || !state.shared.closing.is_empty();
+        while ends(&state) && begin.elapsed() < LINGER {
             core.advance(&mut state);
             std::thread::yield_now();
+        }
+        if !state.shared.closing.is_empty() {
+            tracing::error!("a peer did not end its direct copies within {LINGER:?}: memory must stay");
         }
         if state.needs_looks() {
             tracing::error!(

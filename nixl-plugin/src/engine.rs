@@ -374,8 +374,7 @@ impl Core {
 
     pub fn end(&self, state: &mut State, number: u64, status: Status) {
         let Some(session) = state.sessions.remove(&number) else { return };
-        let grave = session.end(&mut state.shared.registrations, status);
-        state.shared.graves.extend(grave);
+        session.end(&mut state.shared, status);
         for peer in state.peers.values_mut().filter(|peer| peer.session == Some(number)) {
             peer.session = None;
         }
@@ -383,9 +382,7 @@ impl Core {
 
     /// Cancels a transfer that is under way.
     pub fn cancel(&self, state: &mut State, transfer: &Arc<Transfer>) {
-        // With `Copying::help` in one order.
-        transfer.cancelled.store(true, Ordering::SeqCst);
-        transfer.end(Status::Canceled);
+        transfer.cancel();
         state.sessions.values_mut().for_each(|session| session.forget(transfer));
     }
 
@@ -473,10 +470,14 @@ impl Core {
             return;
         }
         let (transfer, outcome) = (&copying.transfer, copying.outcome());
-        if transfer.run().note.is_none() {
-            return transfer.end(outcome);
+        if transfer.end_copy(copying, outcome) {
+            return;
         }
         let mut state = self.state();
+        // With the agent's lock, which a call that posts takes too.
+        if !copying.is_current() {
+            return;
+        }
         if transfer.peer == self.name {
             if let Some(note) =
                 transfer.run().note.take().filter(|_| outcome == Status::Success && transfer.is_active())

@@ -5,6 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::Arc;
 
+use pushgate_driver_shim::fork::OwnedHere;
+
 use crate::agent::{Agent, Described, PARAMETERS};
 use crate::gpu::Offer;
 use crate::log;
@@ -68,11 +70,15 @@ fn done(result: Result<()>) -> Result<Status> {
     result.map(|()| Status::Success)
 }
 
+/// An agent, as the caller holds it. A child of `fork` has none of its threads, and not the pages that it shares with its peers: calls
+/// fail there, and its end does nothing.
+type Held = OwnedHere<Agent>;
+
 /// # Safety
 /// face.h's rules: the pointer is what `pushgate_nixl_open` gave, and was not closed.
-unsafe fn agent<'a>(agent: *const Agent) -> &'a Agent {
+unsafe fn agent<'a>(agent: *const Held) -> Result<&'a Agent> {
     // SAFETY: the caller's word.
-    unsafe { &*agent }
+    unsafe { &*agent }.here().map_err(|_| Status::NotAllowed)
 }
 
 #[unsafe(no_mangle)]
@@ -98,7 +104,7 @@ unsafe extern "C" fn pushgate_nixl_open(
     name: Bytes,
     parameters: *const Parameter,
     count: usize,
-) -> *mut Agent {
+) -> *mut Held {
     log::start();
     let open = || -> std::result::Result<Agent, String> {
         let no_text = |_| "a name or parameter that is no UTF-8".to_owned();
@@ -116,7 +122,7 @@ unsafe extern "C" fn pushgate_nixl_open(
         Agent::open(name, &all, Offer::of_host())
     };
     match catch_unwind(open) {
-        Ok(Ok(agent)) => Box::into_raw(Box::new(agent)),
+        Ok(Ok(agent)) => Box::into_raw(Box::new(OwnedHere::new(agent))),
         Ok(Err(why)) => {
             tracing::error!("the backend PUSHGATE can't be made: {why}");
             ptr::null_mut()
@@ -126,14 +132,14 @@ unsafe extern "C" fn pushgate_nixl_open(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn pushgate_nixl_close(agent: *mut Agent) {
+unsafe extern "C" fn pushgate_nixl_close(agent: *mut Held) {
     // SAFETY: face.h's rules: made by `pushgate_nixl_open`, and used by nobody else from here on.
     let _ = catch_unwind(AssertUnwindSafe(|| drop(unsafe { Box::from_raw(agent) })));
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn pushgate_nixl_register(
-    to: *const Agent,
+    to: *const Held,
     address: u64,
     length: u64,
     device: u64,
@@ -142,7 +148,7 @@ unsafe extern "C" fn pushgate_nixl_register(
 ) -> c_int {
     call(|| {
         // SAFETY: face.h's rules.
-        let key = unsafe { agent(to) }.register(address, length, memory, device)?;
+        let key = unsafe { agent(to) }?.register(address, length, memory, device)?;
         // SAFETY: face.h's rules: the caller's word.
         unsafe { *registration = key };
         Ok(Status::Success)
@@ -150,21 +156,21 @@ unsafe extern "C" fn pushgate_nixl_register(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn pushgate_nixl_deregister(to: *const Agent, registration: u64) -> c_int {
+unsafe extern "C" fn pushgate_nixl_deregister(to: *const Held, registration: u64) -> c_int {
     // SAFETY: face.h's rules.
-    call(|| done(unsafe { agent(to) }.deregister(registration)))
+    call(|| done(unsafe { agent(to) }?.deregister(registration)))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn pushgate_nixl_public(
-    of: *const Agent,
+    of: *const Held,
     registration: u64,
     to: *mut c_void,
     take: Take,
 ) -> c_int {
     call(|| {
         // SAFETY: face.h's rules.
-        let published = unsafe { agent(of) }.publish(registration)?;
+        let published = unsafe { agent(of) }?.publish(registration)?;
         // SAFETY: the caller's function, for the caller's argument.
         unsafe { take(to, Bytes::of(&published)) };
         Ok(Status::Success)
@@ -172,10 +178,10 @@ unsafe extern "C" fn pushgate_nixl_public(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn pushgate_nixl_connection(of: *const Agent, to: *mut c_void, take: Take) -> c_int {
+unsafe extern "C" fn pushgate_nixl_connection(of: *const Held, to: *mut c_void, take: Take) -> c_int {
     call(|| {
         // SAFETY: face.h's rules.
-        let connection = unsafe { agent(of) }.connection();
+        let connection = unsafe { agent(of) }?.connection();
         // SAFETY: the caller's function, for the caller's argument.
         unsafe { take(to, Bytes::of(&connection)) };
         Ok(Status::Success)
@@ -183,30 +189,26 @@ unsafe extern "C" fn pushgate_nixl_connection(of: *const Agent, to: *mut c_void,
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn pushgate_nixl_load_connection(
-    to: *const Agent,
-    peer: Bytes,
-    connection: Bytes,
-) -> c_int {
+unsafe extern "C" fn pushgate_nixl_load_connection(to: *const Held, peer: Bytes, connection: Bytes) -> c_int {
     // SAFETY: face.h's rules.
-    call(|| done(unsafe { agent(to).load_connection(peer.text()?, connection.slice()) }))
+    call(|| done(unsafe { agent(to)?.load_connection(peer.text()?, connection.slice()) }))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn pushgate_nixl_connect(to: *const Agent, peer: Bytes) -> c_int {
+unsafe extern "C" fn pushgate_nixl_connect(to: *const Held, peer: Bytes) -> c_int {
     // SAFETY: face.h's rules.
-    call(|| done(unsafe { agent(to).connect(peer.text()?) }))
+    call(|| done(unsafe { agent(to)?.connect(peer.text()?) }))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn pushgate_nixl_disconnect(to: *const Agent, peer: Bytes) -> c_int {
+unsafe extern "C" fn pushgate_nixl_disconnect(to: *const Held, peer: Bytes) -> c_int {
     // SAFETY: face.h's rules.
-    call(|| done(unsafe { agent(to).disconnect(peer.text()?) }))
+    call(|| done(unsafe { agent(to)?.disconnect(peer.text()?) }))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn pushgate_nixl_load(
-    to: *const Agent,
+    to: *const Held,
     peer: Bytes,
     published: Bytes,
     memory: c_int,
@@ -214,7 +216,7 @@ unsafe extern "C" fn pushgate_nixl_load(
 ) -> c_int {
     call(|| {
         // SAFETY: face.h's rules.
-        let key = unsafe { agent(to).load(peer.text()?, published.slice(), memory)? };
+        let key = unsafe { agent(to)?.load(peer.text()?, published.slice(), memory)? };
         // SAFETY: face.h's rules: the caller's word.
         unsafe { *registration = key };
         Ok(Status::Success)
@@ -222,14 +224,14 @@ unsafe extern "C" fn pushgate_nixl_load(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn pushgate_nixl_unload(to: *const Agent, registration: u64) -> c_int {
+unsafe extern "C" fn pushgate_nixl_unload(to: *const Held, registration: u64) -> c_int {
     // SAFETY: face.h's rules.
-    call(|| done(unsafe { agent(to) }.unload(registration)))
+    call(|| done(unsafe { agent(to) }?.unload(registration)))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn pushgate_nixl_prepare(
-    to: *const Agent,
+    to: *const Held,
     write: c_int,
     peer: Bytes,
     local_memory: c_int,
@@ -247,7 +249,8 @@ unsafe extern "C" fn pushgate_nixl_prepare(
         };
         let memory = [local_memory, remote_memory];
         // SAFETY: face.h's rules.
-        let made = unsafe { agent(to).prepare(write != 0, peer.text()?, memory, list(local), list(remote))? };
+        let made =
+            unsafe { agent(to)?.prepare(write != 0, peer.text()?, memory, list(local), list(remote))? };
         // SAFETY: face.h's rules: the caller's word.
         unsafe { *transfer = Arc::into_raw(made) };
         Ok(Status::Success)
@@ -268,36 +271,44 @@ unsafe fn held(transfer: *const Transfer) -> Arc<Transfer> {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn pushgate_nixl_post(
-    to: *const Agent,
+    to: *const Held,
     transfer: *const Transfer,
     notification: *const Bytes,
 ) -> c_int {
     // SAFETY: face.h's rules.
     call(|| unsafe {
         let note = notification.as_ref().map(|note| note.slice());
-        agent(to).post(&held(transfer), note)
+        agent(to)?.post(&held(transfer), note)
     })
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn pushgate_nixl_check(to: *const Agent, transfer: *const Transfer) -> c_int {
+unsafe extern "C" fn pushgate_nixl_check(to: *const Held, transfer: *const Transfer) -> c_int {
     // SAFETY: face.h's rules.
-    call(|| Ok(unsafe { agent(to).check(&*transfer) }))
+    call(|| Ok(unsafe { agent(to)?.check(&*transfer) }))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn pushgate_nixl_release(to: *const Agent, transfer: *const Transfer) -> c_int {
-    call(|| {
-        // SAFETY: face.h's rules: the handle is not used any more, so its count goes.
-        done(unsafe { agent(to).release(&Arc::from_raw(transfer)) })
-    })
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn pushgate_nixl_notifications(of: *const Agent, to: *mut c_void, take: TakeTwo) -> c_int {
+unsafe extern "C" fn pushgate_nixl_release(to: *const Held, transfer: *const Transfer) -> c_int {
     call(|| {
         // SAFETY: face.h's rules.
-        for (from, text) in unsafe { agent(of) }.notifications() {
+        let Ok(agent) = (unsafe { agent(to) }) else {
+            // Nothing of it goes on in a child of `fork`, where what it holds can't be given back.
+            return Ok(Status::Success);
+        };
+        // SAFETY: face.h's rules.
+        agent.release(&unsafe { held(transfer) })?;
+        // SAFETY: face.h's rules: the handle is not used after success, so its count goes.
+        drop(unsafe { Arc::from_raw(transfer) });
+        Ok(Status::Success)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pushgate_nixl_notifications(of: *const Held, to: *mut c_void, take: TakeTwo) -> c_int {
+    call(|| {
+        // SAFETY: face.h's rules.
+        for (from, text) in unsafe { agent(of) }?.notifications() {
             // SAFETY: the caller's function, for the caller's argument.
             unsafe { take(to, Bytes::of(from.as_bytes()), Bytes::of(&text)) };
         }
@@ -306,9 +317,9 @@ unsafe extern "C" fn pushgate_nixl_notifications(of: *const Agent, to: *mut c_vo
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn pushgate_nixl_notify(to: *const Agent, peer: Bytes, message: Bytes) -> c_int {
+unsafe extern "C" fn pushgate_nixl_notify(to: *const Held, peer: Bytes, message: Bytes) -> c_int {
     // SAFETY: face.h's rules.
-    call(|| done(unsafe { agent(to).notify(peer.text()?, message.slice()) }))
+    call(|| done(unsafe { agent(to)?.notify(peer.text()?, message.slice()) }))
 }
 
 unsafe extern "C" {
@@ -327,3 +338,25 @@ pub extern "C" fn nixl_plugin_init() -> *mut c_void {
 /// What NIXL calls before it closes the plugin. The library stays in the process (`-z nodelete`), for threads may end later.
 #[unsafe(no_mangle)]
 pub extern "C" fn nixl_plugin_fini() {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_transfer_whose_memory_is_used_beyond_the_limit_stays_to_be_released_again() {
+        let agent = crate::tests::agent("only", &[("qp", "local"), ("timeout", "200ms")]);
+        let transfer = agent.prepare(true, "only", [0; 2], &[], &[]).unwrap();
+        let (user, watched) = (transfer.users.clone(), Arc::downgrade(&transfer));
+        let (held, transfer) = (Box::into_raw(Box::new(Held::new(agent))), Arc::into_raw(transfer));
+        // SAFETY: face.h's rules are kept: both are released once with success, at the end.
+        unsafe {
+            assert_eq!(pushgate_nixl_release(held, transfer), Status::Backend as c_int);
+            assert!(watched.strong_count() > 0);
+            drop(user);
+            assert_eq!(pushgate_nixl_release(held, transfer), Status::Success as c_int);
+            assert_eq!(watched.strong_count(), 0);
+            pushgate_nixl_close(held);
+        }
+    }
+}

@@ -4,12 +4,13 @@
 //! page's token shows that the process is the agent's, as this process numbers processes.
 
 use std::fs::OpenOptions;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::memory::{HugePages, SharedMemory};
-use pushgate_link::HostProcess;
+use pushgate_driver_shim::process::Process;
+use pushgate_link::{HostProcess, busy};
 
 use crate::wire::TOKEN;
 
@@ -18,8 +19,6 @@ const BYTES: usize = 4096;
 const OPEN: usize = 0;
 const BUSY: usize = 1;
 const SECRET: usize = 2;
-/// A batch takes less than a millisecond; a peer that was stopped in one, longer.
-const CLOSES: Duration = Duration::from_secs(1);
 
 fn halves(token: &[u8; TOKEN]) -> [u64; 2] {
     [0, 8].map(|i| u64::from_ne_bytes(token[i..i + 8].try_into().expect("8 bytes")))
@@ -47,19 +46,32 @@ impl Gate {
         self.0.fd().as_raw_fd() as u64
     }
 
-    /// Closes it, and waits until no batch goes on. False: one still does, after a limit.
-    pub fn close(&self) -> bool {
-        let words = self.0.words(0, 2);
-        // With `Reached::enter` in one order: the peer sees that the page is closed, or this sees the peer's batch.
-        words[OPEN].store(0, Ordering::SeqCst);
-        let begin = Instant::now();
-        while words[BUSY].load(Ordering::SeqCst) != 0 {
-            if begin.elapsed() >= CLOSES {
-                return false;
-            }
-            std::thread::yield_now();
-        }
-        true
+    /// Closes it to new batches.
+    pub fn close(&self) {
+        busy::close(&self.0.words(0, 2)[OPEN], 0);
+    }
+
+    /// Whether a batch of the peer goes on. A batch takes less than a millisecond; one of a peer that is stopped, longer. One of a peer
+    /// that has ended does not go on.
+    pub fn is_used(&self, peer: Option<&Process>) -> bool {
+        busy::goes_on(&self.0.words(0, 2)[BUSY]) && !peer.is_some_and(Process::has_ended)
+    }
+}
+
+/// A gate that was closed while a batch of its peer went on. The registrations that the peer has leases of stay until that has ended.
+pub struct Closing {
+    /// The connection that has ended.
+    pub session: u64,
+    /// The gate.
+    pub gate: Gate,
+    /// The peer. `None`: it is in no PID namespace that this process sees.
+    pub peer: Option<Arc<Process>>,
+}
+
+impl Closing {
+    /// Whether the batch goes on.
+    pub fn is_used(&self) -> bool {
+        self.gate.is_used(self.peer.as_deref())
     }
 }
 
@@ -68,9 +80,6 @@ pub struct Reached {
     process: HostProcess,
     page: SharedMemory,
 }
-
-/// A batch that goes on.
-pub struct Open<'a>(&'a AtomicU64);
 
 impl Reached {
     /// The process that has this number, if it has the page at this place.
@@ -87,19 +96,11 @@ impl Reached {
     }
 
     /// Begins a batch. `None`: the peer has closed its memory.
-    pub fn enter(&self) -> Option<Open<'_>> {
+    pub fn enter(&self) -> Option<busy::Copy<'_>> {
         let words = self.page.words(0, 2);
-        words[BUSY].fetch_add(1, Ordering::SeqCst);
-        let open = Open(&words[BUSY]);
-        // See `Gate::close`.
-        (words[OPEN].load(Ordering::SeqCst) == 1).then_some(open)
-    }
-}
-
-impl Drop for Open<'_> {
-    fn drop(&mut self) {
-        // Release: what the batch has written comes before.
-        self.0.fetch_sub(1, Ordering::Release);
+        let batch = busy::begin(&words[BUSY]);
+        // Relaxed: counted before.
+        (words[OPEN].load(Ordering::Relaxed) == 1).then_some(batch)
     }
 }
 
@@ -107,8 +108,16 @@ impl Drop for Open<'_> {
 mod tests {
     use super::*;
 
+    /// A process that has ended.
+    fn ended() -> Arc<Process> {
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let process = Process::of(child.id()).unwrap();
+        child.kill().and_then(|()| child.wait()).unwrap();
+        process
+    }
+
     #[test]
-    fn p8_a_gate_that_is_closed_lets_no_batch_begin_and_waits_for_those_that_go_on() {
+    fn p8_a_gate_that_is_closed_lets_no_batch_begin_and_is_used_until_those_of_a_living_peer_end() {
         let token = *b"0123456789abcdef";
         let gate = Gate::new(&token).unwrap();
         let own = std::process::id();
@@ -119,10 +128,11 @@ mod tests {
         let reached = Reached::find(own, gate.place(), &token).unwrap();
         drop(reached.enter().unwrap());
         let batch = reached.enter().unwrap();
-        assert!(!gate.close(), "a batch goes on");
-        drop(batch);
-        assert!(gate.close());
+        gate.close();
+        let (own, other) = (Process::own().unwrap(), ended());
+        assert!(gate.is_used(Some(&own)) && gate.is_used(None) && !gate.is_used(Some(&other)));
         assert!(reached.enter().is_none());
-        assert!(gate.close(), "what was refused goes on no more");
+        drop(batch);
+        assert!(!gate.is_used(Some(&own)) && !gate.is_used(None));
     }
 }

@@ -25,6 +25,8 @@ mod status;
 #[cfg(test)]
 mod tests;
 mod transfer;
+#[cfg(test)]
+mod unruly;
 mod wire;
 
 pub use face::{nixl_plugin_fini, nixl_plugin_init};

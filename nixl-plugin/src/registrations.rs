@@ -109,9 +109,9 @@ impl Registrations {
         self.own.remove(&key);
     }
 
-    /// All registrations of this process.
-    pub fn all(&mut self) -> impl Iterator<Item = (u64, &mut Own)> {
-        self.own.iter_mut().map(|(key, own)| (*key, own))
+    /// Takes all leases of a connection back.
+    pub fn unlease(&mut self, session: u64) {
+        self.own.values_mut().for_each(|own| _ = own.leased.remove(&session));
     }
 
     /// Notes what an agent has published. Our number for it.

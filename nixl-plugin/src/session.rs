@@ -6,16 +6,16 @@
 //! pair instead, once the peer has leased its registrations (`regions.rs`). Between host memory of two processes of one host the bytes
 //! are copied directly, with leases too (`transfer.rs`). `receiving.rs` and `sending.rs` are the two ways.
 
-mod receiving;
+pub mod receiving;
 mod sending;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use pushgate::{Comm, HostEnd};
+use pushgate_driver_shim::process::Process;
 
-use crate::gate::{Gate, Reached};
+use crate::gate::{Closing, Gate, Reached};
 use crate::gpu::Gpus;
 use crate::on_gpu::{Grave, OnGpu, Within};
 use crate::pieces::Cursor;
@@ -27,6 +27,8 @@ use crate::wire::{CHUNK, HEAD, Message, Place, TOKEN};
 
 /// Requests of READs that are under way at once, each way.
 const JOBS: usize = 16;
+/// Answers that a peer may leave untaken.
+pub const MOST_ANSWERS: usize = 1 << 18;
 
 /// Why a connection has ended.
 pub enum Ended {
@@ -61,6 +63,8 @@ impl From<&str> for Ended {
 pub struct Shared {
     /// Connections that have ended while GPUs copied.
     pub graves: Vec<Grave>,
+    /// Gates of connections that have ended, through which a peer still copies.
+    pub closing: Vec<Closing>,
     /// Transfers within the agent that GPUs copy.
     pub within: Vec<Within>,
     /// The GPUs.
@@ -76,13 +80,20 @@ pub struct Shared {
 impl Shared {
     /// Nothing is registered.
     pub fn new(gpus: Gpus) -> Shared {
-        let (graves, within, registrations, inbox, inbox_bytes) = Default::default();
-        Shared { graves, within, gpus, registrations, inbox, inbox_bytes }
+        let (graves, closing, within, registrations, inbox, inbox_bytes) = Default::default();
+        Shared { graves, closing, within, gpus, registrations, inbox, inbox_bytes }
     }
 
     /// Moves on what GPUs copy besides the connections' messages. True if something has ended. `name` is the agent's.
     pub fn advance(&mut self, name: &str) -> bool {
-        let Shared { graves, within, gpus, registrations, inbox, .. } = self;
+        let Shared { graves, closing, within, gpus, registrations, inbox, .. } = self;
+        closing.retain(|one| {
+            let used = one.is_used();
+            if !used {
+                registrations.unlease(one.session);
+            }
+            used
+        });
         let before = graves.len() + within.len();
         graves.retain_mut(|grave| grave.is_used(gpus));
         within.retain_mut(|one| {
@@ -145,6 +156,8 @@ pub struct Session {
     end: HostEnd,
     comm: Comm,
     control: VecDeque<(u32, Vec<u8>)>,
+    /// Of them those that answer the peer.
+    answers: usize,
     /// Transfers that wait for the peer's hello, its leases, or regions here.
     early: Vec<Arc<Transfer>>,
     sending: VecDeque<Arc<Transfer>>,
@@ -165,6 +178,8 @@ pub struct Session {
     direct: Direct,
     /// What lets the peer copy directly.
     gate: Option<Gate>,
+    /// The peer's process, if it can be seen.
+    process: Option<Arc<Process>>,
     leases: HashMap<u64, Leased>,
     /// Registrations here that the peer wants leased, once it is known whether they are regions.
     wanted: Vec<u64>,
@@ -196,6 +211,7 @@ impl Session {
             end,
             comm,
             control: [Message::Hello { place, token }.encode()].into(),
+            answers: 0,
             early: Vec::new(),
             sending: VecDeque::new(),
             sent: VecDeque::new(),
@@ -210,6 +226,7 @@ impl Session {
             refused: None,
             direct: if gate.is_some() { Direct::Unknown } else { Direct::No },
             gate,
+            process: None,
             leases: HashMap::new(),
             wanted: Vec::new(),
             regions: Regions::default(),
@@ -343,6 +360,21 @@ impl Session {
         self.regions.puts()
     }
 
+    /// How many registrations of the peer are asked for, leased or revoked.
+    #[cfg(test)]
+    pub fn known_leases(&self) -> usize {
+        self.leases.len()
+    }
+
+    /// The peer's process, where bytes go directly.
+    #[cfg(test)]
+    pub fn reached(&self) -> Option<Arc<Reached>> {
+        match &self.direct {
+            Direct::Yes(reached) => Some(reached.clone()),
+            _ => None,
+        }
+    }
+
     /// Breaks the link of the queue pair, which is replaced. False: no link stands now.
     #[cfg(test)]
     pub fn break_link(&self) -> bool {
@@ -376,10 +408,9 @@ impl Session {
     // ----------------------------------------------------------------- the end
 
     /// Ends the connection: nothing of it goes on but copies of GPUs, and its transfers fail.
-    pub fn end(mut self, registrations: &mut Registrations, status: Status) -> Option<Grave> {
-        if self.gate.as_ref().is_some_and(|gate| !gate.close()) {
-            tracing::error!(peer = self.peer, "the peer copies directly though its connection has ended");
-        }
+    pub fn end(mut self, shared: &mut Shared, status: Status) {
+        let Shared { graves, closing, registrations, .. } = shared;
+        let gate = self.gate.take().inspect(Gate::close);
         // The queue pair's own end would tell the peer nothing as long as nothing is under way.
         self.comm.abort();
         let _ = self.end.queue_pair().abort();
@@ -390,7 +421,7 @@ impl Session {
         }
         for lease in self.leases.values() {
             if let Leased::Granted(lease) = lease {
-                lease.revoked.store(true, Ordering::SeqCst);
+                lease.revoke();
             }
         }
         let jobs = self.jobs.drain().map(|(_, job)| job.transfer);
@@ -405,8 +436,12 @@ impl Session {
         {
             transfer.end(status);
         }
-        registrations.all().for_each(|(_, own)| _ = own.leased.remove(&self.number));
-        self.on_gpu.bury(self.end, self.comm)
+        let gate = gate.map(|gate| Closing { session: self.number, gate, peer: self.process });
+        match gate.filter(Closing::is_used) {
+            Some(used) => closing.push(used),
+            None => registrations.unlease(self.number),
+        }
+        graves.extend(self.on_gpu.bury(self.end, self.comm));
     }
 }
 

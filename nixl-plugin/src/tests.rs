@@ -15,7 +15,7 @@ use crate::status::Status;
 use crate::wire::{HEAD, Message, PLACE, Place};
 
 /// What a test lets pass before it calls a wait a hang.
-const HANG: Duration = Duration::from_secs(60);
+pub const HANG: Duration = Duration::from_secs(60);
 
 /// Ways by which no bytes go directly.
 fn ways_by_messages() -> Vec<Vec<(&'static str, &'static str)>> {
@@ -54,7 +54,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    fn new(agent: &Agent, bytes: usize, seed: usize) -> Memory {
+    pub fn new(agent: &Agent, bytes: usize, seed: usize) -> Memory {
         Memory::within(agent, bytes, seed, 0, HOST)
     }
 
@@ -76,7 +76,7 @@ impl Memory {
         (0..self.bytes).for_each(|i| unsafe { self.at.add(i).write_volatile(with) });
     }
 
-    fn part(&self, from: usize, length: usize, registration: u64) -> Described {
+    pub fn part(&self, from: usize, length: usize, registration: u64) -> Described {
         Described { address: self.at as u64 + from as u64, length: length as u64, device: 0, registration }
     }
 }
@@ -84,13 +84,17 @@ impl Memory {
 /// What memory is here, and what at the peer.
 const KINDS: [[i32; 2]; 4] = [[HOST, HOST], [GPU, GPU], [GPU, HOST], [HOST, GPU]];
 
-fn pair(way: &[(&str, &str)]) -> [Agent; 2] {
+pub fn pair(way: &[(&str, &str)]) -> [Agent; 2] {
     let both = [agent("first", way), agent("second", way)];
     both[0].load_connection("second", &both[1].connection()).unwrap();
     both
 }
 
-fn run(agent: &Agent, transfer: &std::sync::Arc<crate::transfer::Transfer>, note: Option<&[u8]>) -> Status {
+pub fn run(
+    agent: &Agent,
+    transfer: &std::sync::Arc<crate::transfer::Transfer>,
+    note: Option<&[u8]>,
+) -> Status {
     let mut status = agent.post(transfer, note).unwrap_or_else(|status| status);
     let begin = Instant::now();
     while status == Status::InProgress {

@@ -2,10 +2,10 @@
 //! host memory between processes of one host, or within one process.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use pushgate_link::Stretch;
+use pushgate_link::{Stretch, busy};
 
 use crate::gate::Reached;
 use crate::pieces::{Cursor, Piece, cuts, part};
@@ -27,10 +27,22 @@ const NO_PROCESS: i32 = 3;
 /// What the other end has promised for a registration: its memory may be touched until it revokes.
 #[derive(Debug, Default)]
 pub struct Lease {
-    /// The peer has revoked it.
-    pub revoked: AtomicBool,
+    /// Not 0: the peer has revoked it.
+    revoked: AtomicU64,
     /// The region by which it may be written.
     pub region: Option<Remote>,
+}
+
+impl Lease {
+    /// A lease that is granted.
+    pub fn new(region: Option<Remote>) -> Lease {
+        Lease { region, ..Lease::default() }
+    }
+
+    /// Lets no batch begin. One that was begun is seen by [`Copying::is_running`].
+    pub fn revoke(&self) {
+        busy::close(&self.revoked, 1);
+    }
 }
 
 /// How the bytes of a run go.
@@ -51,7 +63,7 @@ pub struct Copying {
     /// Batches that are not done.
     left: AtomicUsize,
     /// Threads within a batch.
-    running: AtomicUsize,
+    running: AtomicU64,
     /// 0, or the status with which it fails.
     failed: AtomicI32,
 }
@@ -82,8 +94,8 @@ pub struct Transfer {
     batches: Vec<Cursor>,
     /// A value of [`Status`].
     status: AtomicI32,
-    /// Nothing of it may touch memory of this process any more.
-    pub cancelled: AtomicBool,
+    /// Not 0: nothing of it may touch memory of this process any more.
+    cancelled: AtomicU64,
     run: Mutex<Run>,
 }
 
@@ -102,6 +114,13 @@ pub struct Run {
     pub failed: Option<Status>,
     /// The copy, if it is one.
     pub copying: Option<Arc<Copying>>,
+}
+
+impl Run {
+    /// Whether the copy is the run's. That of an earlier run, which has ended with its connection, may have batches that nobody has taken.
+    fn has(&self, copying: &Arc<Copying>) -> bool {
+        self.copying.as_ref().is_some_and(|own| Arc::ptr_eq(own, copying))
+    }
 }
 
 impl Transfer {
@@ -128,7 +147,7 @@ impl Transfer {
             own_keys,
             their_keys,
             status: AtomicI32::new(Status::NotPosted as i32),
-            cancelled: AtomicBool::new(false),
+            cancelled: AtomicU64::new(0),
             run: Mutex::default(),
         }
     }
@@ -146,7 +165,8 @@ impl Transfer {
 
     /// Begins a run.
     pub fn begin(&self, note: Option<Vec<u8>>) {
-        self.cancelled.store(false, Ordering::Relaxed);
+        // Relaxed: no copy goes on that could miss it.
+        self.cancelled.store(0, Ordering::Relaxed);
         *self.run() = Run { note, ..Run::default() };
         self.status.store(Status::InProgress as i32, Ordering::Release);
     }
@@ -157,6 +177,28 @@ impl Transfer {
         // Release: the bytes are there for a thread that sees the end.
         let _ =
             self.status.compare_exchange(in_progress, status as i32, Ordering::Release, Ordering::Relaxed);
+    }
+
+    /// Lets nothing of it begin to touch memory, and ends the run. Threads that copy are seen by [`Transfer::is_copied`].
+    pub fn cancel(&self) {
+        busy::close(&self.cancelled, 1);
+        self.end(Status::Canceled);
+    }
+
+    /// Whether it was cancelled.
+    pub fn is_cancelled(&self) -> bool {
+        // Relaxed: who copies without the agent's lock, which a call that cancels takes too, has counted itself before (`busy`).
+        self.cancelled.load(Ordering::Relaxed) != 0
+    }
+
+    /// Ends the run with its copy, unless a notification has to be sent first: false.
+    pub fn end_copy(&self, copying: &Arc<Copying>, outcome: Status) -> bool {
+        let run = self.run();
+        // A next run begins with this lock.
+        if run.has(copying) && run.note.is_none() {
+            self.end(outcome);
+        }
+        run.note.is_none()
     }
 
     /// What the run has to do.
@@ -208,9 +250,8 @@ impl Copying {
         if index >= self.transfer.batches.len() - 1 {
             return false;
         }
-        // With `may_go_on`, which follows it, in one order with a revocation and its look at `is_running`: either this thread sees the
-        // revocation, or the one that revokes sees this thread.
-        self.running.fetch_add(1, Ordering::SeqCst);
+        // Before `may_go_on`: either this thread sees a revocation, or the one that revokes sees this thread.
+        let running = busy::begin(&self.running);
         if self.failed.load(Ordering::Relaxed) == 0 {
             let done = self.may_go_on().and_then(|()| self.copy(index).map_err(|e| self.status_of(&e)));
             if let Err(status) = done {
@@ -218,7 +259,7 @@ impl Copying {
                 self.failed.store(status as i32, Ordering::Relaxed);
             }
         }
-        self.running.fetch_sub(1, Ordering::SeqCst);
+        drop(running);
         // AcqRel: the last one has seen what all others wrote.
         self.left.fetch_sub(1, Ordering::AcqRel) == 1
     }
@@ -229,15 +270,20 @@ impl Copying {
         self.next.load(Ordering::Relaxed) < self.transfer.batches.len() - 1
     }
 
-    /// Whether a thread is within a batch. After `cancelled` or a lease's `revoked` was stored, false means that no thread touches the
-    /// memory any more.
+    /// Whether a thread is within a batch. After [`Transfer::cancel`] or [`Lease::revoke`] false means that no thread touches the memory
+    /// any more.
     pub fn is_running(&self) -> bool {
-        self.running.load(Ordering::SeqCst) > 0
+        busy::goes_on(&self.running)
     }
 
     /// Whether it uses this lease.
     pub fn uses(&self, lease: &Arc<Lease>) -> bool {
         matches!(&self.way, Way::Process(_, leases) if leases.iter().any(|own| Arc::ptr_eq(own, lease)))
+    }
+
+    /// Whether it is the copy of the transfer's present run.
+    pub fn is_current(self: &Arc<Self>) -> bool {
+        self.transfer.run().has(self)
     }
 
     /// How it has ended, after the last batch.
@@ -246,11 +292,13 @@ impl Copying {
     }
 
     fn may_go_on(&self) -> Result<(), Status> {
-        if self.transfer.cancelled.load(Ordering::SeqCst) {
+        if self.transfer.is_cancelled() {
             return Err(Status::Canceled);
         }
         match &self.way {
-            Way::Process(_, leases) if leases.iter().any(|lease| lease.revoked.load(Ordering::SeqCst)) => {
+            Way::Process(_, leases)
+                if leases.iter().any(|lease| lease.revoked.load(Ordering::Relaxed) != 0) =>
+            {
                 Err(Status::NotFound)
             }
             _ => Ok(()),

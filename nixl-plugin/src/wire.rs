@@ -159,6 +159,12 @@ pub fn payload_after(places: usize) -> usize {
 }
 
 impl Message {
+    /// Whether messages of this tag answer what the peer sent, so that the peer chooses how many there are.
+    pub fn answers(tag: u32) -> bool {
+        use kind::*;
+        matches!(tag, DATA | DONE | FAILED | LEASE | REVOKED | LANDED)
+    }
+
     /// The tag, and the bytes before the payload.
     pub fn encode(&self) -> (u32, Vec<u8>) {
         use Message::*;

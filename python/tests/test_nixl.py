@@ -93,18 +93,25 @@ class Nixl(unittest.TestCase):
         self.assertEqual(said.stdout, f"{named}/nixl\n")
 
     def test_of_two_wheels_the_newest_is_taken_and_both_are_named(self) -> None:
-        wheel(self.site, "nixl-cu13", "1.9.3")
-        newest = wheel(self.site, "nixl-cu12", "1.10.0")
+        wheel(self.site, "nixl-cu13", "1.5.9")
+        newest = wheel(self.site, "nixl-cu12", "1.5.10")
         ended = self.ended()
         self.assertEqual(ended.returncode, 0, ended.stderr)
         self.assertEqual(Path(ended.stdout.strip(), "libplugin_UCX.so").resolve().parent.parent, newest)
-        self.assertRegex(ended.stderr, r"took nixl-cu12 1\.10\.0 in .*; there is also nixl-cu13 1\.9\.3 in ")
+        self.assertRegex(ended.stderr, r"took nixl-cu12 1\.5\.10 in .*; there is also nixl-cu13 1\.5\.9 in ")
 
     def test_the_meta_package_without_backends_is_no_wheel(self) -> None:
         wheel(self.site, "nixl", "1.5.2", ())
         self.assertRegex(self.refused(), "no wheel of NIXL with backends .*pip install nixl-cu13")
         wheel(self.site, "nixl-cu13", "1.5.1")
         self.made()
+
+    def test_a_nixl_that_the_backend_was_not_made_for_is_refused_with_those_that_it_was(self) -> None:
+        for version in ("1.2.9", "1.6.0", "2.4.0"):
+            self.site = self.folder / version
+            wheel(self.site, "nixl-cu13", version)
+            wanted = rf"nixl-cu13 {version} in .*: the backend is made for NIXL 1\.3 to 1\.5: pip install 'nixl-cu13>=1\.3,<1\.6'"
+            self.assertRegex(self.refused(), wanted)
 
     def test_without_a_wheel_the_error_says_what_to_install(self) -> None:
         self.assertRegex(self.refused(), "no wheel of NIXL with backends .*pip install nixl-cu13")

@@ -5,8 +5,11 @@ A program runs in the parent, which asks its peers by pipes; a peer is a process
 import ctypes
 import multiprocessing
 import os
+import signal
+import socket
 import sys
 import time
+import urllib.request
 
 import numpy
 
@@ -63,6 +66,12 @@ class Peer:
             self.kill()
             raise TimeoutError(f"{self.name} does not end")
         return self.process.exitcode
+
+
+def free_port():
+    with socket.socket() as of:
+        of.bind(("127.0.0.1", 0))
+        return of.getsockname()[1]
 
 
 def content(size, seed):
@@ -210,6 +219,43 @@ class Served:
 
     def sleep(self, seconds):
         time.sleep(seconds)
+
+    def measured(self, operation, lengths, there, peer):
+        """A transfer of pieces that follow each other, as NIXL measured it: pieces, bytes, microseconds to the post's and the transfer's end."""
+        starts = [sum(lengths[:i]) for i in range(len(lengths))]
+        handle = self.prepare(operation, [(self.address() + o, n) for o, n in zip(starts, lengths)],
+                              [(there + o, n) for o, n in zip(starts, lengths)], peer)
+        begin, outcome = time.monotonic(), self.wait(handle)
+        lasted = (time.monotonic() - begin) * 1e6
+        said = self.agent.get_xfer_telemetry(handle)
+        self.agent.release_xfer_handle(handle)
+        return outcome, said.descCount, said.totalBytes, said.postDuration, said.xferDuration, lasted
+
+    def counted(self, port, wanted, seconds=HANG):
+        """Waits until NIXL's exporter has counted what is wanted: the counts that it has then."""
+        end, counts = time.monotonic() + seconds, {}
+        while counts != wanted and time.monotonic() < end:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=HANG) as answer:
+                lines = [line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if line.startswith("agent_")]
+            counts = {name: int(float(value)) for text, value in lines if (name := text.partition("{")[0]) in wanted}
+        return counts
+
+    def fork(self, there, peer):
+        """The exit status of a child of `fork` whose calls fail, and which ends its copy of the agent then, with the registrations."""
+        child = os.fork()
+        if child == 0:
+            signal.alarm(HANG)
+            size = self.memory.size
+            for call in [self.agent.get_new_notifs, lambda: self.agent.send_notif(peer, b"of the child"),
+                         lambda: self.transfer("WRITE", [(0, size)], [(there, size)], peer)]:
+                try:
+                    call()
+                    os._exit(1)
+                except Exception:
+                    pass
+            del self.agent
+            os._exit(0)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def _serve(pipe, name, backend, parameters, size, seed, quiet):

@@ -1,9 +1,10 @@
 """Programs over NIXL's own Python interface, each with agents in processes of their own."""
 
+import os
 import random
 import time
 
-from peers import HANG, Peer, content
+from peers import HANG, Peer, content, free_port
 
 
 def pair(backend, parameters, size=1 << 20):
@@ -196,6 +197,45 @@ def to_itself(backend, parameters, _):
     ended(only)
 
 
+def telemetry(backend, parameters, _):
+    """NIXL's telemetry has the bytes and times of transfers, for each of them and in what its Prometheus exporter counts."""
+    port, size = free_port(), 8 << 20
+    environment = {"NIXL_TELEMETRY_ENABLE": "y", "NIXL_TELEMETRY_EXPORTER": "prometheus",
+                   "NIXL_TELEMETRY_PROMETHEUS_PORT": str(port), "NIXL_TELEMETRY_PROMETHEUS_LOCAL": "y"}
+    second = Peer("second", backend, parameters, size, 2)
+    os.environ.update(environment)
+    try:
+        first = Peer("first", backend, parameters, size, 1)
+    finally:
+        for name in environment:
+            del os.environ[name]
+    first.call("load", second.metadata)
+    for operation, lengths in [("WRITE", [8]), ("READ", [1000, 65536, 1]), ("WRITE", [size // 2] * 2), ("READ", [size])]:
+        outcome, pieces, bytes, post, transfer, lasted = first.call("measured", operation, lengths, second.address, "second")
+        expect("what was transferred", (outcome, pieces, bytes), ("DONE", len(lengths), sum(lengths)))
+        # In whole microseconds, and by another clock.
+        if not (0 <= post <= transfer <= 2 * (lasted + 1) and (transfer > 0 or sum(lengths) < size)):
+            raise AssertionError(f"{post} and {transfer} us, of {lasted}")
+    counts = {"agent_tx_bytes_total": 8 + size, "agent_rx_bytes_total": 66537 + size, "agent_tx_requests_num_total": 2,
+              "agent_rx_requests_num_total": 2, "agent_memory_registered_total": size}
+    expect("counts", first.call("counted", port, counts), counts)
+    ended(first, second)
+
+
+def forked(backend, parameters, _):
+    """Calls of a child of `fork` fail there, and neither they nor the end of its agent disturb the parent's."""
+    if backend != "PUSHGATE":
+        # UCX says nothing of children.
+        return
+    first, second = pair(backend, parameters)
+    for _ in range(3):
+        expect("outcome", first.call("transfer", "WRITE", [(0, 1 << 20)], [(second.address, 1 << 20)], "second"), "DONE")
+        expect("exit status of the child", first.call("fork", second.address, "second"), 0)
+        expect("outcome", first.call("transfer", "READ", [(0, 1 << 20)], [(second.address, 1 << 20)], "second"), "DONE")
+    expect("the child's notifications", second.call("noted", 1, 0.3), [])
+    ended(first, second)
+
+
 PROGRAMS = [
     sizes_both_ways,
     random_lists,
@@ -206,4 +246,6 @@ PROGRAMS = [
     registered_again_under_traffic,
     many_agents,
     to_itself,
+    telemetry,
+    forked,
 ]

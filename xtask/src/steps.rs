@@ -371,7 +371,7 @@ pub const STEPS: &[Step] = &[
         when: When::Full,
         lane: Lane::Main,
         needs: package::test::WHEEL_NEEDS,
-        about: "the Python wheel, built for glibc 2.28, in a fresh environment without Rust: bindings, types, the plugin; fetches zig once",
+        about: "the Python wheel, built for glibc 2.28, in a fresh environment without Rust: bindings, types, the plugins, agents of NIXL; fetches zig once",
         run: package::test::wheel,
     },
     Step {
@@ -486,7 +486,7 @@ pub const STEPS: &[Step] = &[
 ];
 
 /// NIXL as its users install it, and what its Python module imports.
-const NIXL_WHEELS: &[&str] = &["nixl-cu13==1.5.1", "numpy==2.4.6"];
+pub const NIXL_WHEELS: &[&str] = &["nixl-cu13==1.5.1", "numpy==2.4.6"];
 
 /// What installing the C library needs, and what programs are built and run with against it.
 const C_API_NEEDS: &[Need] = &[Need::Cxx, Need::Strip, Need::CBuild, Need::Valgrind];

@@ -1,11 +1,11 @@
 //! What a connection takes from its peer: messages, their payload, and what they ask for.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use pushgate::InPlace;
+use pushgate_driver_shim::process::Process;
 
-use super::{Direct, Ended, JOBS, Job, Leased, Serve, Session, Shared, add_user};
+use super::{Direct, Ended, JOBS, Job, Leased, MOST_ANSWERS, Serve, Session, Shared, add_user};
 use crate::gate::Reached;
 use crate::gpu::Lists;
 use crate::on_gpu::Then;
@@ -19,7 +19,9 @@ use crate::wire::{HEAD, Message, Place, Remote, TOKEN};
 /// Messages that one call takes: it holds the agent's lock.
 const TAKES: usize = 32;
 /// Notifications that nobody has taken, in bytes: then the connection takes no message.
-const MOST_NOTES: usize = 64 << 20;
+pub const MOST_NOTES: usize = 64 << 20;
+/// What a notification counts besides its text: an empty one takes memory too.
+pub const NOTE: usize = 256;
 /// The longest notification of a peer.
 const LONGEST_NOTE: usize = 16 << 20;
 
@@ -49,6 +51,9 @@ impl Session {
                 // SAFETY: `to` is a slice; the message is given back below.
                 unsafe { message.copy_to(from, to.as_mut_ptr(), to.len()) }
             };
+            if self.answers > MOST_ANSWERS {
+                return Err("it asks, and does not take the answers".into());
+            }
             let kind = message.message();
             let decoded =
                 Message::decode(kind.tag, kind.length, read).map_err(|why| format!("it sent {why}"))?;
@@ -132,7 +137,7 @@ impl Session {
                 // SAFETY: the vector has these bytes.
                 unsafe { message.copy_to(payload, self.note[from..].as_mut_ptr(), more) };
                 if last {
-                    shared.inbox_bytes += self.note.len();
+                    shared.inbox_bytes += NOTE + self.note.len();
                     shared.inbox.push_back((self.peer.clone(), std::mem::take(&mut self.note)));
                 }
             }
@@ -156,7 +161,7 @@ impl Session {
             Message::Lease { key, granted, region } => {
                 let asked = self.leases.get_mut(&key).filter(|lease| matches!(lease, Leased::Asked));
                 let asked = asked.ok_or("it leases what nobody asked for")?;
-                let lease = Lease { region, ..Lease::default() };
+                let lease = Lease::new(region);
                 *asked = if granted { Leased::Granted(Arc::new(lease)) } else { Leased::Refused };
                 self.start_early(&mut shared.registrations, begun);
             }
@@ -168,13 +173,15 @@ impl Session {
                 self.answered(job, true, 0);
             }
             Message::Revoke { key } => {
-                // What was refused stays refused: keys are not given twice.
-                if let Some(Leased::Granted(lease)) = self.leases.insert(key, Leased::Refused) {
-                    // With `Copying::help` in one order.
-                    lease.revoked.store(true, Ordering::SeqCst);
-                    self.revoking.push((key, lease));
-                } else {
-                    self.say(&Message::Revoked { key });
+                match self.leases.get_mut(&key) {
+                    Some(known @ Leased::Granted(_)) => {
+                        // What was refused stays refused: keys are not given twice.
+                        if let Leased::Granted(lease) = std::mem::replace(known, Leased::Refused) {
+                            lease.revoke();
+                            self.revoking.push((key, lease));
+                        }
+                    }
+                    _ => self.say(&Message::Revoked { key }),
                 }
             }
             Message::Revoked { key } => {
@@ -225,6 +232,7 @@ impl Session {
         if let Direct::Unknown = self.direct {
             // The kernel says which process it is; the token shows that it is the one that this process numbers so.
             let pid = self.comm.process_of(1 - self.comm.rank()).ok().flatten();
+            self.process = pid.and_then(|pid| Process::of(pid).ok());
             let reached = pid.filter(|_| place != 0).and_then(|pid| Reached::find(pid, place, token));
             tracing::info!(peer = self.peer, pid, direct = reached.is_some(), "connected");
             self.direct = reached.map_or(Direct::No, |reached| Direct::Yes(Arc::new(reached)));
@@ -296,7 +304,7 @@ impl Session {
         for piece in pieces::part(&transfer.pieces, cursor, length as u64, usize::MAX) {
             let bytes = piece.there.length as usize;
             // With the agent's lock, which a call that cancels takes too.
-            let cancelled = transfer.cancelled.load(Ordering::Relaxed);
+            let cancelled = transfer.is_cancelled();
             if !cancelled && transfer.memory[0] == Memory::Gpu {
                 lists.add(piece.device, (piece.here, address_in(message, from)?), piece.there.length);
                 add_user(&mut users, &transfer.users);

@@ -1,7 +1,6 @@
 //! What a connection sends: control messages, payload of WRITEs, and what the peer reads.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::{Ended, JOBS, Job, Leased, Session, Shared, add_user};
 use crate::gpu::{Gpus, Lists};
@@ -18,7 +17,9 @@ const SENDS: usize = 2 << 20;
 
 impl Session {
     pub(super) fn say(&mut self, message: &Message) {
-        self.control.push_back(message.encode());
+        let (tag, bytes) = message.encode();
+        self.answers += usize::from(Message::answers(tag));
+        self.control.push_back((tag, bytes));
     }
 
     pub(super) fn send(&mut self, shared: &mut Shared) -> Result<bool, Ended> {
@@ -32,6 +33,7 @@ impl Session {
                 if !self.end.try_send(bytes, *tag)? {
                     return Ok(some);
                 }
+                self.answers -= usize::from(Message::answers(*tag));
                 self.control.pop_front();
                 some = true;
             }
@@ -162,7 +164,7 @@ impl Session {
         let mut run = transfer.run();
         let mut cursor = run.cursor;
         // With the agent's lock, which a call that cancels takes too.
-        let cancelled = transfer.cancelled.load(Ordering::Relaxed);
+        let cancelled = transfer.is_cancelled();
         let next = pieces::part(&transfer.pieces, &mut cursor, u64::MAX, 1).next();
         if let Some(piece) = next.filter(|_| !cancelled && run.failed.is_none()) {
             let lease = match self.leases.get(&piece.there.key) {
@@ -204,7 +206,7 @@ impl Session {
         let mut run = transfer.run();
         let mut cursor = run.cursor;
         // With the agent's lock, which a call that cancels takes too.
-        let cancelled = transfer.cancelled.load(Ordering::Relaxed);
+        let cancelled = transfer.is_cancelled();
         let parts: Vec<Piece> = match cancelled {
             true => Vec::new(),
             false => pieces::message(&transfer.pieces, &mut cursor, most).collect(),
@@ -259,7 +261,7 @@ impl Session {
         }
         let mut run = transfer.run();
         let begin = run.cursor;
-        let ends = transfer.cancelled.load(Ordering::Relaxed) || run.failed.is_some();
+        let ends = transfer.is_cancelled() || run.failed.is_some();
         let straight = run.straight.then(|| transfer.users.clone());
         let (mut places, mut into) = (Vec::new(), Vec::new());
         if !ends {

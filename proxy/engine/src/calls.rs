@@ -150,4 +150,18 @@ mod loom_tests {
             both.calls.taken_in()
         });
     }
+
+    /// The pass that comes before the rest is a call too.
+    #[test]
+    fn p7_a_thread_of_the_program_that_rests_has_missed_no_caller_that_went_away() {
+        lies_down(|both| {
+            let seen = both.calls.taken_in() + 1;
+            both.calls.add();
+            if both.lock.try_lock() {
+                both.pass();
+                both.lock.unlock();
+            }
+            seen
+        });
+    }
 }

@@ -8,6 +8,7 @@
 // The simulator runs this code: one seed replays a run, so it reads no clock and keeps no order of a hash (proxy/clippy.toml).
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
+pub mod busy;
 pub mod ring;
 
 #[cfg_attr(loom, allow(dead_code))]

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import NamedTuple, Optional, Union
 
 _WHEELS = ("nixl-cu13", "nixl-cu12", "nixl")
+# The minor releases whose classes the backend lays out. NIXL itself compares the version of its plugin interface alone, which they share.
+_FIRST, _LAST = (1, 3), (1, 5)
 
 
 class NixlError(Exception):
@@ -78,6 +80,9 @@ def newest_wheel() -> tuple[_Wheel, Optional[str]]:
     wheels = _wheels()
     if not wheels:
         raise NixlError(f"this Python has no wheel of NIXL with backends (looked for {', '.join(_WHEELS)}): pip install nixl-cu13")
+    if not _FIRST <= wheels[0].version[:2] <= _LAST:
+        first, last, after = (".".join(map(str, v)) for v in (_FIRST, _LAST, (_LAST[0], _LAST[1] + 1)))
+        raise NixlError(f"{wheels[0]}: the backend is made for NIXL {first} to {last}: pip install '{wheels[0].name}>={first},<{after}'")
     others = "; ".join(map(str, wheels[1:]))
     return wheels[0], f"took {wheels[0]}, the newest; there is also {others}" if others else None
 

@@ -12,6 +12,7 @@ use crate::chroot::Root;
 use crate::files::copy_folder;
 use crate::output::say;
 use crate::process;
+use crate::steps::NIXL_WHEELS;
 use crate::system::Need;
 use crate::venv::Venv;
 
@@ -72,8 +73,14 @@ pub fn wheel(bench: &mut Bench) -> Result<Outcome> {
     run(&python, &["-m", "unittest", "discover", "-s", "python/tests", "-v"])?;
     let mypy = Venv::new(paths, "xtask/mypy", &MYPY, "mypy (about 20 MB)");
     mypy.make(paths, guard)?;
-    let python = format!("--python-executable={}", python.display());
-    run(&mypy.program("mypy"), &["--strict", "--cache-dir=/dev/null", &python, "python/tests"])?;
+    let executable = format!("--python-executable={}", python.display());
+    run(&mypy.program("mypy"), &["--strict", "--cache-dir=/dev/null", &executable, "python/tests"])?;
+    // Agents of NIXL's own wheel with the backend of ours.
+    let mut install = process::command(&python, &paths.root);
+    install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]);
+    install.args(["--no-deps", "--only-binary", ":all:"]).args(NIXL_WHEELS);
+    process::run(install, guard)?;
+    run(&python, &["examples/nixl/paged_cache.py"])?;
     // What docs/python.md says, with this wheel.
     bench.cargo(&["test", "--release", "--package", "pushgate-tests", "--test", "pages", "--", "--ignored"])
 }
