@@ -2,12 +2,14 @@
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::thread;
 
 use anyhow::Result;
 
+use crate::output::{self, Output};
 use crate::paths::Paths;
 use crate::programs::Program;
-use crate::progress::Guard;
+use crate::progress::{self, Guard};
 use crate::{cuda, process};
 
 /// How a step that did not fail ended.
@@ -85,6 +87,21 @@ impl Bench {
     pub fn skip_log(&self) -> PathBuf {
         self.paths.target.join("xtask").join(format!("skips-{}.txt", self.step))
     }
+}
+
+/// Runs `beside` on a thread of its own while `here` runs, and then shows what `beside` has written.
+pub fn both<A: Send, B>(
+    beside: impl FnOnce() -> Result<A> + Send,
+    here: impl FnOnce() -> Result<B>,
+) -> Result<(A, B)> {
+    thread::scope(|scope| {
+        let beside = scope.spawn(|| (output::collect(beside), progress::take_usage()));
+        let here = here();
+        let ((beside, output), usage) = beside.join().expect("no command panics");
+        progress::add(usage);
+        Output::of_this_thread().write(&output);
+        Ok((beside?, here?))
+    })
 }
 
 /// The outcome of a step that left nothing out.
