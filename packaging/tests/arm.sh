@@ -7,7 +7,9 @@
 # Uses what is installed: works COMMAND PLUGIN
 works() {
     "$1" --version
-    timeout 300 "$1" doctor >/tmp/doctor 2>&1 || fail "pushgate doctor: $(cat /tmp/doctor)"
+    # QEMU has no process_vm_readv, and that is a warning.
+    timeout 300 "$1" doctor >/tmp/doctor 2>&1 || :
+    grep -q ' warned, 0 failed, ' /tmp/doctor || fail "pushgate doctor: $(cat /tmp/doctor)"
     timeout 300 "$1" bench allreduce --ranks 2 --size 64K --iters 1 --device cpu --json >/tmp/bench 2>&1 ||
         fail "pushgate bench allreduce: $(cat /tmp/bench)"
     grep -q '"verified":true,"wrong":0,"dropped":0,"rnr":0' /tmp/bench || fail "the sums: $(cat /tmp/bench)"
@@ -23,6 +25,8 @@ dpkg --purge pushgate
 clean /tmp/before
 
 rpm --initdb
+# Distributions with RPM have the folder.
+mkdir /usr/lib64
 state >/tmp/before
 rpm -qp --requires /given/pushgate-*.aarch64.rpm | grep 'ld-linux-aarch64' || fail "the package asks for no loader of ARM"
 rpm -i --nodeps /given/pushgate-*.aarch64.rpm

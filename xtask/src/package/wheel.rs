@@ -51,10 +51,12 @@ pub fn build(paths: &Paths, natives: &Natives, guard: Guard) -> Result<PathBuf> 
     let path = std::env::var_os("PATH").unwrap_or_default();
     let programs = [tools.folder().join("bin")].into_iter().chain(std::env::split_paths(&path));
     audit.env("PATH", std::env::join_paths(programs)?).env("SOURCE_DATE_EPOCH", &epoch);
-    audit.args(["repair", "--only-plat", "--plat", &platform, "--wheel-dir"]).arg(&wheels).arg(&made);
+    // It knows the names of its own machine's platforms alone, but the one that it finds itself.
+    let wanted = if natives.cross.is_some() { "auto" } else { &platform };
+    audit.args(["repair", "--only-plat", "--plat", wanted, "--wheel-dir"]).arg(&wheels).arg(&made);
     process::run(audit, guard)?;
     let wheel = wheels.join(format!("pushgate-{VERSION}-py3-none-{platform}.whl"));
-    ensure!(wheel.is_file(), "auditwheel has not made {}", wheel.display());
+    ensure!(wheel.is_file(), "auditwheel has not made {}: it finds another platform", wheel.display());
     Ok(wheel)
 }
 
