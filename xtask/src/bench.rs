@@ -108,3 +108,28 @@ pub fn both<A: Send, B>(
 pub fn passed(result: Result<()>) -> Result<Outcome> {
     result.map(|()| Outcome::Passed)
 }
+
+#[cfg(test)]
+mod tests {
+    use anyhow::bail;
+
+    use super::*;
+    use crate::output::say;
+
+    #[test]
+    fn what_ran_beside_is_shown_last_and_either_error_is_the_result() {
+        let one = || {
+            say!("one");
+            Ok(1)
+        };
+        let two = || {
+            say!("two");
+            Ok(2)
+        };
+        let (results, bytes) = output::collect(|| both(one, two));
+        assert_eq!((results.unwrap(), bytes.as_slice()), ((1, 2), b"two\none\n".as_slice()));
+        let fails = || -> Result<u32> { bail!("no") };
+        both(fails, || Ok(2)).unwrap_err();
+        both(|| Ok(1), fails).unwrap_err();
+    }
+}

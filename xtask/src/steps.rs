@@ -385,7 +385,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "packages-arm",
-        budget: 500,
+        budget: 700,
         when: When::Full,
         lane: Lane::Main,
         needs: package::test::NEEDS,
