@@ -47,7 +47,11 @@ python3 -m venv /tmp/venv
 /tmp/venv/bin/pip install --quiet --no-index --disable-pip-version-check /given/pushgate-*.whl
 (
     cd /given/python-tests
-    NCCL_CALLER=/given/nccl-caller /tmp/venv/bin/python -m unittest -v test_wheel.Files test_wheel.HostEnds \
+    # The bindings' tests that need no compiler.
+    NCCL_CALLER=/given/nccl-caller /tmp/venv/bin/python -m unittest -v test_wheel.HostEnds \
+        test_wheel.Files.test_no_rust_is_here \
+        test_wheel.Files.test_all_files_are_there_and_the_command_runs \
+        test_wheel.Files.test_the_glibc_that_the_name_says_is_enough \
         test_wheel.Module.test_nccls_caller_drives_the_plugin_that_env_names
 )
 timeout 300 /tmp/venv/bin/pushgate run -n 2 -- /tmp/venv/bin/python /given/tests/allreduce.py >/tmp/said || fail "allreduce.py: $(cat /tmp/said)"

@@ -385,7 +385,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "packages-arm",
-        budget: 700,
+        budget: 850,
         when: When::Full,
         lane: Lane::Main,
         needs: package::test::NEEDS,
