@@ -42,7 +42,7 @@ case "$prefix" in
 esac
 
 here=$(cd "$(dirname "$0")" && pwd)
-[ "$(uname -sm)" = "Linux x86_64" ] || fail "these programs are for Linux on x86-64, and this is $(uname -sm)"
+[ "$(uname -sm)" = "Linux @MACHINE@" ] || fail "these programs are for Linux on @ARCHITECTURE@, and this is $(uname -sm)"
 "$here/files/bin/pushgate" --version >/dev/null ||
     fail "the program does not run here: it needs glibc 2.28 or later"
 

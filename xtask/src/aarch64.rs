@@ -20,6 +20,31 @@ use crate::system::Need;
 use crate::vm::kernel;
 use crate::{cuda, kmod, layout, process};
 
+/// The script that has a namespace's kernel start programs for 64-bit ARM by QEMU.
+pub const ENTER: &str = include_str!("aarch64/enter.sh");
+
+/// What builds for 64-bit ARM, and runs what was built.
+pub struct Cross {
+    /// Compilers, linkers and the like.
+    pub tools: Toolchain,
+    /// QEMU for single programs.
+    pub emulator: PathBuf,
+}
+
+impl Cross {
+    /// All of it, fetched if it is not there.
+    pub fn get(paths: &Paths, guard: Guard) -> Result<Cross> {
+        Ok(Cross { emulator: emulator(paths, guard)?, tools: Toolchain::get(paths, guard)? })
+    }
+
+    /// What runs a program that takes loader and libraries from where ARM's hosts have them.
+    pub fn run(&self, program: &Path, dir: &Path) -> Command {
+        let mut command = process::command(&self.emulator, dir);
+        command.arg("-L").arg(self.tools.root()).arg(program);
+        command
+    }
+}
+
 /// What the step needs beside what is fetched.
 pub const NEEDS: &[Need] = &[Need::Cxx, Need::ModuleBuild, Need::KernelBuild, Need::Qemu];
 
@@ -30,8 +55,7 @@ const SCENARIOS: &[&str] =
 
 /// Compiles and runs everything.
 pub fn step(bench: &mut Bench) -> Result<Outcome> {
-    let emulator = emulator(&bench.paths, bench.guard)?;
-    let tools = Toolchain::get(&bench.paths, bench.guard)?;
+    let Cross { tools, emulator } = Cross::get(&bench.paths, bench.guard)?;
     check(&bench.paths, &tools, &emulator, bench.guard)?;
     litmus::run(&bench.paths, &tools, bench.guard)?;
     let module = kmod::copied(&bench.paths, "aarch64")?;
@@ -94,7 +118,7 @@ fn check(paths: &Paths, tools: &Toolchain, emulator: &Path, guard: Guard) -> Res
 }
 
 /// QEMU for programs of that architecture: Debian's static build, unpacked in the cache.
-fn emulator(paths: &Paths, guard: Guard) -> Result<PathBuf> {
+pub fn emulator(paths: &Paths, guard: Guard) -> Result<PathBuf> {
     let cache = paths.scratch("aarch64")?.canonicalize()?;
     let dir = cache.join("qemu");
     kernel::made(&cache, &dir, |part| {

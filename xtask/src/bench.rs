@@ -2,12 +2,14 @@
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::thread;
 
 use anyhow::Result;
 
+use crate::output::{self, Output};
 use crate::paths::Paths;
 use crate::programs::Program;
-use crate::progress::Guard;
+use crate::progress::{self, Guard};
 use crate::{cuda, process};
 
 /// How a step that did not fail ended.
@@ -87,7 +89,47 @@ impl Bench {
     }
 }
 
+/// Runs `beside` on a thread of its own while `here` runs, and then shows what `beside` has written.
+pub fn both<A: Send, B>(
+    beside: impl FnOnce() -> Result<A> + Send,
+    here: impl FnOnce() -> Result<B>,
+) -> Result<(A, B)> {
+    thread::scope(|scope| {
+        let beside = scope.spawn(|| (output::collect(beside), progress::take_usage()));
+        let here = here();
+        let ((beside, output), usage) = beside.join().expect("no command panics");
+        progress::add(usage);
+        Output::of_this_thread().write(&output);
+        Ok((beside?, here?))
+    })
+}
+
 /// The outcome of a step that left nothing out.
 pub fn passed(result: Result<()>) -> Result<Outcome> {
     result.map(|()| Outcome::Passed)
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::bail;
+
+    use super::*;
+    use crate::output::say;
+
+    #[test]
+    fn what_ran_beside_is_shown_last_and_either_error_is_the_result() {
+        let one = || {
+            say!("one");
+            Ok(1)
+        };
+        let two = || {
+            say!("two");
+            Ok(2)
+        };
+        let (results, bytes) = output::collect(|| both(one, two));
+        assert_eq!((results.unwrap(), bytes.as_slice()), ((1, 2), b"two\none\n".as_slice()));
+        let fails = || -> Result<u32> { bail!("no") };
+        both(fails, || Ok(2)).unwrap_err();
+        both(|| Ok(1), fails).unwrap_err();
+    }
 }

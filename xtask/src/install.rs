@@ -137,18 +137,25 @@ pub fn library(paths: &Paths, guard: Guard) -> Result<PathBuf> {
     cargo.args(["build", "--quiet", "--release", "--package", "pushgate-c"]);
     process::run_quietly(cargo, guard)?;
     let out = paths.scratch("c-api")?;
-    let cc = process::command("cc", &out);
+    let cc = Linker { command: process::command("cc", &out), strip: "strip".into() };
     link(paths, cc, &paths.target.join("release/libpushgate_c.a"), LIBRARIES, guard)
+}
+
+/// What links the library, and takes its symbols out.
+pub struct Linker {
+    pub command: Command,
+    pub strip: PathBuf,
 }
 
 /// Links the library in the linker's folder, of an archive that cargo made, and takes its symbols out.
 pub fn link(
     paths: &Paths,
-    mut linker: Command,
+    linker: Linker,
     archive: &Path,
     libraries: &[&str],
     guard: Guard,
 ) -> Result<PathBuf> {
+    let Linker { command: mut linker, strip: tool } = linker;
     let out = linker.get_current_dir().context("the linker runs in a folder")?.to_path_buf();
     let map = paths.root.join("c-api/libpushgate.map");
     let name =
@@ -164,14 +171,14 @@ pub fn link(
     linker.arg("-Wl,--whole-archive").arg(archive).arg("-Wl,--no-whole-archive").args(libraries);
     process::run_quietly(linker, guard)?;
     let library = out.join(name);
-    strip(&whole, &library, &["--strip-unneeded"], guard)?;
+    strip(&tool, &whole, &library, &["--strip-unneeded"], guard)?;
     Ok(library)
 }
 
 /// Writes a program or a library without its symbols and without the compiler's name.
-pub fn strip(from: &Path, to: &Path, how: &[&str], guard: Guard) -> Result<()> {
+pub fn strip(tool: &Path, from: &Path, to: &Path, how: &[&str], guard: Guard) -> Result<()> {
     let folder = to.parent().context("a file lies in a folder")?;
-    let mut strip = process::command("strip", folder);
+    let mut strip = process::command(tool, folder);
     strip.args(how).args(["--remove-section=.comment", "-o"]).arg(to).arg(from);
     process::run_quietly(strip, guard)
 }

@@ -144,6 +144,9 @@ enum Task {
         /// All of them.
         #[arg(long)]
         all: bool,
+        /// The processors that they are for.
+        #[arg(long, value_enum, default_value_t = package::Arch::HOST)]
+        arch: package::Arch,
     },
     /// Write what the programs are made of, in CycloneDX's form, and print where it is (compiles cargo-cyclonedx once).
     Sbom,
@@ -205,7 +208,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
             println!("{}", kmod::task(&paths)?.display());
             Ok(ExitCode::SUCCESS)
         }
-        Task::Package { deb, rpm, archive, wheel, all } => {
+        Task::Package { deb, rpm, archive, wheel, all, arch } => {
             let named = [deb, rpm, archive, wheel];
             let takes = |index: usize| all || named[index] || (index == 0 && !named.contains(&true));
             let kinds: Vec<_> = package::ALL
@@ -214,7 +217,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
                 .filter(|(i, _)| takes(*i))
                 .map(|(_, kind)| kind)
                 .collect();
-            for package in package::build(&paths, &kinds, Guard::NONE)? {
+            for package in package::build(&paths, arch, &kinds, Guard::NONE)? {
                 println!("{}", package.display());
             }
             Ok(ExitCode::SUCCESS)

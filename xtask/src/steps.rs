@@ -6,14 +6,14 @@ use std::thread;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::bench::{Bench, Outcome, passed};
-use crate::output::{self, Output, say};
+use crate::bench::{Bench, Outcome, both, passed};
+use crate::output::say;
 use crate::programs::{Kind, Program};
 use crate::system::{self, Need};
 use crate::venv::Venv;
 use crate::{
-    aarch64, bindings, cuda, layout, package, plugin, process, programs, progress, promises, sim, site,
-    supply_chain, test_programs, vm, words,
+    aarch64, bindings, cuda, layout, package, plugin, process, programs, promises, sim, site, supply_chain,
+    test_programs, vm, words,
 };
 
 /// The lane of a step.
@@ -384,6 +384,15 @@ pub const STEPS: &[Step] = &[
         run: package::test::packages,
     },
     Step {
+        name: "packages-arm",
+        budget: 850,
+        when: When::Full,
+        lane: Lane::Main,
+        needs: package::test::NEEDS,
+        about: "deb, RPM, archive and wheel for 64-bit ARM, each installed, used and removed in a small Debian for ARM under QEMU, which is fetched once",
+        run: package::test::packages_for_arm,
+    },
+    Step {
         name: "nccl-gpu",
         budget: 450,
         when: When::Full,
@@ -716,18 +725,7 @@ fn allreduce(bench: &mut Bench, ranks: u32, more: &[&str]) -> Result<Outcome> {
 /// next fault, so they run at once.
 fn chaos(bench: &mut Bench) -> Result<Outcome> {
     let bench = &*bench;
-    thread::scope(|scope| {
-        let tcp = scope.spawn(move || {
-            let (result, output) = output::collect(|| chaos_over(bench, "tcp"));
-            (result, output, progress::take_usage())
-        });
-        let local = chaos_over(bench, "local");
-        let (tcp, output, usage) = tcp.join().expect("no command panics");
-        progress::add(usage);
-        Output::of_this_thread().write(&output);
-        local?;
-        passed(tcp)
-    })
+    passed(both(|| chaos_over(bench, "tcp"), || chaos_over(bench, "local")).map(|_| ()))
 }
 
 fn chaos_over(bench: &Bench, qp: &str) -> Result<()> {

@@ -128,7 +128,7 @@ const PAGES: [(&str, &str); 3] = [
 /// Builds the Rust code and runs its tests.
 pub fn run(bench: &mut Bench, tools: &Toolchain, emulator: &Path) -> Result<()> {
     let enter = bench.paths.scratch("aarch64")?.join("enter.sh");
-    fs::write(&enter, include_str!("enter.sh"))?;
+    fs::write(&enter, super::ENTER)?;
     let arm = Arm { emulator: emulator.into(), enter, compilers: tools.compilers() };
     let build = |command: &[&str], what: &[&str]| -> Result<Vec<Program>> {
         let mut cargo = process::cargo(&bench.paths.root);

@@ -87,6 +87,21 @@ impl Toolchain {
         command.arg("--target").arg(TARGET).arg("--target-dir").arg(self.folder.join("build"));
     }
 
+    /// Has a cargo command build for ARM by zig, which brings compilers for C and a linker of its own, and returns the target folder.
+    /// What runs on this host is the same for [`Toolchain::cargo`].
+    pub fn zig(&self, command: &mut Command) -> PathBuf {
+        let folder = self.folder.join("build");
+        command
+            .env("RUSTC", self.folder.join("rustc"))
+            .env("_PUSHGATE_NIXL_CXX", self.compilers().join("c++"));
+        // The symbols are taken out anyway.
+        command.env("CARGO_PROFILE_RELEASE_DEBUG", "0");
+        // Flags of its own, so that cargo keeps these libraries apart from those for the other linker.
+        command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUSTFLAGS", "--cfg=by_zig");
+        command.arg("--target-dir").arg(&folder);
+        folder
+    }
+
     /// The folder of what cargo built.
     pub fn built(&self) -> PathBuf {
         self.folder.join("build").join(TARGET).join("release")
@@ -145,18 +160,29 @@ impl Toolchain {
 
     /// The folder of the libraries that programs for ARM name.
     pub fn libraries(&self) -> PathBuf {
-        self.folder.join("cross/usr/aarch64-linux-gnu/lib")
+        self.root().join("lib")
+    }
+
+    /// The folder that stands for the root of a host with those libraries.
+    pub fn root(&self) -> PathBuf {
+        self.folder.join("cross/usr/aarch64-linux-gnu")
     }
 
     /// A make that builds Linux and its modules for ARM.
     pub fn make(&self, folder: &Path) -> Command {
-        let mut make = process::command("make", folder);
+        let mut make = self.command("make", folder);
         make.args(["ARCH=arm64", "CROSS_COMPILE=aarch64-linux-gnu-"]);
+        make
+    }
+
+    /// A program that calls programs for ARM's files by Debian's names, such as aarch64-linux-gnu-objdump.
+    pub fn command(&self, program: &str, folder: &Path) -> Command {
+        let mut command = process::command(program, folder);
         let path = std::env::var_os("PATH").unwrap_or_default();
         let places = [self.folder.join("cross/usr/bin")].into_iter().chain(std::env::split_paths(&path));
-        make.env("PATH", std::env::join_paths(places).expect("they were one variable before"));
-        make.env("LD_LIBRARY_PATH", self.folder.join("lib"));
-        make
+        command.env("PATH", std::env::join_paths(places).expect("they were one variable before"));
+        command.env("LD_LIBRARY_PATH", self.folder.join("lib"));
+        command
     }
 
     /// Scripts that run the unpacked programs where they lie.

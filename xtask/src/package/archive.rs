@@ -15,13 +15,13 @@ use crate::process;
 use crate::progress::Guard;
 
 /// Places that serve /usr/local and a folder in a home alike.
-const LAYOUT: Layout =
+const LAYOUT: Layout<'static> =
     Layout { libdir: "lib", units: "share/systemd/user", zsh: "share/zsh/site-functions", prefix: None };
 
 /// Makes the archive; returns its path.
 pub fn build(paths: &Paths, natives: &Natives, guard: Guard) -> Result<PathBuf> {
     let out = paths.scratch("package")?;
-    let name = format!("pushgate-{VERSION}-x86_64-linux");
+    let name = format!("pushgate-{VERSION}-{}-linux", natives.arch.name());
     let whole = out.join(&name);
     if whole.exists() {
         fs::remove_dir_all(&whole).with_context(|| format!("cannot remove {}", whole.display()))?;
@@ -30,7 +30,14 @@ pub fn build(paths: &Paths, natives: &Natives, guard: Guard) -> Result<PathBuf> 
     tree.fill(&LAYOUT, natives)?;
     for (file, mode) in [("install.sh", 0o755), ("uninstall.sh", 0o755), ("Containerfile", 0o644)] {
         let text = String::from_utf8(tree.read(&format!("packaging/archive/{file}"))?)?;
-        put(&whole.join(file), text.replace("@VERSION@", VERSION).as_bytes())?;
+        let text = [
+            ("@VERSION@", VERSION),
+            ("@MACHINE@", natives.arch.name()),
+            ("@ARCHITECTURE@", natives.arch.spoken()),
+        ]
+        .iter()
+        .fold(text, |text, (name, value)| text.replace(name, value));
+        put(&whole.join(file), text.as_bytes())?;
         set_mode(&whole.join(file), mode)?;
     }
     fs::write(whole.join("MANIFEST"), manifest(&tree)?)?;

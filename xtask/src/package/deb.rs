@@ -1,12 +1,13 @@
 //! The Debian package: command, plugins, C library, headers, manual, and the kernel module's sources for dkms.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
 use super::VERSION;
-use super::natives::Natives;
+use super::natives::{GLIBC, Natives};
 use super::tree::{Layout, Tree, files, set_mode};
 use crate::files::put;
 use crate::install;
@@ -18,31 +19,36 @@ use crate::system::Need;
 /// What making the package needs.
 pub const NEEDS: &[Need] = &[Need::Cxx, Need::Packaging, Need::Manual];
 
-/// Debian's places.
-const LAYOUT: Layout = Layout {
-    libdir: "lib/x86_64-linux-gnu",
-    units: "lib/systemd/user",
-    zsh: "share/zsh/vendor-completions",
-    prefix: Some("/usr"),
-};
+/// glibc's libraries, with their versions.
+const GLIBC_LIBRARIES: [&str; 7] =
+    ["ld-linux-aarch64 1", "libc 6", "libdl 2", "libm 6", "libpthread 0", "librt 1", "libutil 1"];
+
+/// The oldest libstdc++ under which portable programs run: GCC's 8, as in the hosts with [`GLIBC`].
+const LIBSTDCXX: &str = "8";
 
 /// Scripts that dpkg runs; `@VERSION@` is replaced in them.
 const SCRIPTS: &[&str] = &["postinst", "prerm", "postrm"];
 
 /// Makes the package; returns its path.
-pub fn build(paths: &Paths, guard: Guard) -> Result<PathBuf> {
+pub fn build(paths: &Paths, natives: &Natives, guard: Guard) -> Result<PathBuf> {
     let out = paths.scratch("package")?;
     let whole = out.join("tree");
     if whole.exists() {
-        std::fs::remove_dir_all(&whole).with_context(|| format!("cannot remove {}", whole.display()))?;
+        fs::remove_dir_all(&whole).with_context(|| format!("cannot remove {}", whole.display()))?;
     }
     let tree = Tree { paths, out: out.clone(), root: whole.join("usr"), guard };
-    let natives = Natives::of_host(paths, guard)?;
-    tree.fill(&LAYOUT, &natives)?;
-    let maker = Maker { tree, whole };
+    let libdir = natives.arch.libdir();
+    let layout = Layout {
+        libdir: &libdir,
+        units: "lib/systemd/user",
+        zsh: "share/zsh/vendor-completions",
+        prefix: Some("/usr"),
+    };
+    tree.fill(&layout, natives)?;
+    let maker = Maker { tree, whole, natives };
     let changelog = maker.changelog()?;
     maker.control(&changelog)?;
-    let package = out.join(format!("pushgate_{VERSION}_amd64.deb"));
+    let package = out.join(format!("pushgate_{VERSION}_{}.deb", natives.arch.debian()));
     let mut command = process::command("dpkg-deb", &out);
     // Makes two builds of the same sources alike: no owner and no time of this build.
     command.env("SOURCE_DATE_EPOCH", changelog.time()?);
@@ -75,6 +81,7 @@ struct Maker<'a> {
     tree: Tree<'a>,
     /// The folder that stands for the root.
     whole: PathBuf,
+    natives: &'a Natives,
 }
 
 impl Maker<'_> {
@@ -108,7 +115,7 @@ impl Maker<'_> {
         let control = format!(
             "Package: pushgate\n\
              Version: {VERSION}\n\
-             Architecture: amd64\n\
+             Architecture: {}\n\
              Maintainer: {}\n\
              Installed-Size: {}\n\
              Depends: {}, adduser, dkms, kmod, udev\n\
@@ -123,6 +130,7 @@ impl Maker<'_> {
              programs in C, the headers for device code, and the kernel module as sources for\n \
              dkms: a PCI function's BAR, and kernel pages that outlive a process, as windows.\n \
              Members of the group pushgate may use them.\n",
+            self.natives.arch.debian(),
             changelog.field("Maintainer")?,
             bytes.div_ceil(1024),
             self.libraries(tree)?,
@@ -134,14 +142,31 @@ impl Maker<'_> {
     fn libraries(&self, tree: &Path) -> Result<String> {
         // The program must run where a source package lies.
         let stub = self.tree.out.join("stub");
-        put(&stub.join("debian/control"), b"Source: pushgate\n\nPackage: pushgate\nArchitecture: amd64\n")?;
+        let arch = self.natives.arch;
+        let control = format!("Source: pushgate\n\nPackage: pushgate\nArchitecture: {}\n", arch.debian());
+        put(&stub.join("debian/control"), control.as_bytes())?;
         let program = tree.join("usr/bin/pushgate").display().to_string();
-        let libraries = tree.join("usr").join(LAYOUT.libdir);
+        let libraries = tree.join("usr").join(arch.libdir());
         let library = libraries.join("libpushgate.so").display().to_string();
         let plugin = libraries.join("libnccl-net-pushgate.so").display().to_string();
         let nixl = libraries.join("pushgate/nixl/libplugin_PUSHGATE.so").display().to_string();
-        let linked = ["-O", &program, &library, &plugin, &nixl];
-        let said = self.tree.capture("dpkg-shlibdeps", &stub, &linked)?;
+        let local = stub.join("debian/shlibs.local");
+        let _ = fs::remove_file(&local);
+        let mut command = match &self.natives.cross {
+            None => process::command("dpkg-shlibdeps", &stub),
+            // dpkg knows no package of another architecture: these libraries are the ones that portable programs may need.
+            Some(cross) => {
+                let of_glibc = GLIBC_LIBRARIES.map(|library| format!("{library} libc6 (>= {GLIBC})\n"));
+                fs::write(&local, of_glibc.concat() + &format!("libstdc++ 6 libstdc++6 (>= {LIBSTDCXX})\n"))?;
+                let mut command = cross.tools.command("dpkg-shlibdeps", &stub);
+                command
+                    .env("DEB_HOST_ARCH", arch.debian())
+                    .arg(format!("-l{}", cross.tools.libraries().display()));
+                command
+            }
+        };
+        command.args(["-O", &program, &library, &plugin, &nixl]);
+        let said = process::capture(command, false, self.tree.guard)?;
         let depends = said.lines().find_map(|line| line.strip_prefix("shlibs:Depends="));
         Ok(depends.context("dpkg-shlibdeps names no library of the command")?.into())
     }

@@ -1,5 +1,6 @@
 //! What users without Rust install: packages of distributions, an archive, a Python wheel.
 
+mod arch;
 mod archive;
 mod deb;
 pub mod natives;
@@ -17,6 +18,7 @@ use crate::paths::Paths;
 use crate::progress::Guard;
 use crate::{files, system};
 
+pub use arch::Arch;
 use natives::Natives;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -24,7 +26,7 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// A kind of package.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// For Debian and Ubuntu; built against this host's libraries.
+    /// For Debian and Ubuntu; built against this host's libraries, or for another architecture as the kinds below are.
     Deb,
     /// For distributions with RPM; for glibc 2.28 and later, as the kinds below are.
     Rpm,
@@ -38,10 +40,10 @@ pub enum Kind {
 pub const ALL: [Kind; 4] = [Kind::Deb, Kind::Rpm, Kind::Archive, Kind::Wheel];
 
 /// Makes packages of these kinds; returns their paths in the same order.
-pub fn build(paths: &Paths, kinds: &[Kind], guard: Guard) -> Result<Vec<PathBuf>> {
+pub fn build(paths: &Paths, arch: Arch, kinds: &[Kind], guard: Guard) -> Result<Vec<PathBuf>> {
     ensure!(
         cfg!(target_arch = "x86_64"),
-        "packages are made for x86-64 alone, and this is {}: make them on an x86-64 host",
+        "packages are made on x86-64 alone, and this is {}: make them on an x86-64 host, with --arch",
         std::env::consts::ARCH
     );
     for kind in kinds {
@@ -58,16 +60,19 @@ pub fn build(paths: &Paths, kinds: &[Kind], guard: Guard) -> Result<Vec<PathBuf>
     // Whatever the caller's umask is, everybody may read what is installed.
     rustix::process::umask(Mode::from_raw_mode(0o022));
     check_versions(paths)?;
-    let portable = match kinds.iter().any(|kind| *kind != Kind::Deb) {
-        true => Some(Natives::portable(paths, guard)?),
-        false => None,
+    let for_host = |kind: &Kind| *kind == Kind::Deb && arch == Arch::HOST;
+    let portable = match kinds.iter().all(for_host) {
+        true => None,
+        false => Some(Natives::portable(paths, arch, guard)?),
     };
-    let portable = portable.as_ref();
-    let build = |kind: &Kind| match (kind, portable) {
-        (Kind::Rpm, Some(natives)) => rpm::build(paths, natives, guard),
-        (Kind::Archive, Some(natives)) => archive::build(paths, natives, guard),
-        (Kind::Wheel, Some(natives)) => wheel::build(paths, natives, guard),
-        _ => deb::build(paths, guard),
+    let build = |kind: &Kind| match &portable {
+        Some(natives) if !for_host(kind) => match kind {
+            Kind::Deb => deb::build(paths, natives, guard),
+            Kind::Rpm => rpm::build(paths, natives, guard),
+            Kind::Archive => archive::build(paths, natives, guard),
+            Kind::Wheel => wheel::build(paths, natives, guard),
+        },
+        _ => deb::build(paths, &Natives::of_host(paths, guard)?, guard),
     };
     kinds.iter().map(build).collect()
 }

@@ -1,10 +1,13 @@
 //! The programs and libraries that packages hold.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result};
 
+use super::Arch;
+use crate::aarch64::Cross;
 use crate::paths::Paths;
 use crate::progress::Guard;
 use crate::system::Need;
@@ -16,9 +19,6 @@ pub const PORTABLE_NEEDS: &[Need] = &[Need::Strip, Need::Python, Need::Cxx];
 
 /// The oldest glibc under which portable programs run: that of manylinux_2_28, and so of RHEL 8, Debian 10 and Ubuntu 20.04.
 pub const GLIBC: &str = "2.28";
-
-/// Rust's name of the target. Its standard library asks for less than [`GLIBC`].
-const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// zig's compiler with headers of every glibc, which makes programs for an older one than this host's, and cargo-zigbuild, which
 /// has cargo use it. The others make and check the wheel.
@@ -34,6 +34,8 @@ const WHEELS: [&str; 7] = [
 
 /// Files of one build.
 pub struct Natives {
+    /// What they are for.
+    pub arch: Arch,
     /// The command, without symbols.
     pub command: PathBuf,
     /// The NCCL plugin, likewise.
@@ -42,11 +44,25 @@ pub struct Natives {
     pub nixl: PathBuf,
     /// The C library, likewise.
     pub library: PathBuf,
+    /// What built them, where this host's compilers did not.
+    pub cross: Option<Cross>,
 }
 
 /// The environment with what makes portable programs and wheels.
 pub fn tools(paths: &Paths) -> Venv {
     Venv::new(paths, "xtask/wheel-tools", &WHEELS, "zig, cargo-zigbuild and auditwheel (about 100 MB)")
+}
+
+/// Builds a program for tests of packages, which runs where the packages do.
+pub fn test_program(
+    paths: &Paths,
+    arch: Arch,
+    package: &str,
+    program: &str,
+    guard: Guard,
+) -> Result<PathBuf> {
+    let built = Builder::new(paths, arch, guard)?;
+    Ok(built.zigbuild(["--package", package, "--bin", program].into_iter())?.join(program))
 }
 
 impl Natives {
@@ -59,66 +75,105 @@ impl Natives {
         let built = built.context("cargo has not built the command pushgate")?.path.clone();
         let plugin = plugin::build(paths, None, guard)?;
         let nixl = plugin::build_nixl(paths, guard)?;
-        stripped(out, built, [plugin, nixl], install::library(paths, guard)?, guard)
+        let library = install::library(paths, guard)?;
+        Builder::new(paths, Arch::HOST, guard)?.stripped(out, built, [plugin, nixl], library)
     }
 
-    /// Builds for every x86-64 host with [`GLIBC`] or later, with device code where there is a CUDA compiler.
-    pub fn portable(paths: &Paths, guard: Guard) -> Result<Natives> {
+    /// Builds for every host of an architecture with [`GLIBC`] or later, with device code where there is a CUDA compiler.
+    pub fn portable(paths: &Paths, arch: Arch, guard: Guard) -> Result<Natives> {
+        let builder = Builder::new(paths, arch, guard)?;
         let packages = ["pushgate-cli", "pushgate-net-plugin", "pushgate-nixl-plugin", "pushgate-c"];
         let packages = packages.iter().flat_map(|package| ["--package", package]);
-        let built = zigbuild(paths, packages.chain(["--lib", "--bin", "pushgate"]), guard)?;
-        let out = paths.scratch("package")?.join("portable");
+        let built = builder.zigbuild(packages.chain(["--lib", "--bin", "pushgate"]))?;
+        let out = paths.scratch("package")?.join(match arch {
+            Arch::HOST => "portable",
+            Arch::Aarch64 => "portable-arm",
+        });
         fs::create_dir_all(&out).with_context(|| format!("cannot make {}", out.display()))?;
         let mut zig = process::command(tools(paths).program("python"), &out);
-        zig.args(["-m", "ziglang", "cc", "-target", &format!("x86_64-linux-gnu.{GLIBC}")]);
+        zig.args(["-m", "ziglang", "cc", "-target", &arch.zig(GLIBC)]);
+        let linker = install::Linker { command: zig, strip: builder.strip() };
         // zig has no libgcc_s; its own unwinder is linked in, and the version script keeps it inside.
         let libraries = ["-lunwind", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl", "-lc"];
-        let library = install::link(paths, zig, &built.join("libpushgate_c.a"), &libraries, guard)?;
+        let library = install::link(paths, linker, &built.join("libpushgate_c.a"), &libraries, guard)?;
         let plugins = ["libnccl_net_pushgate.so", "libplugin_PUSHGATE.so"].map(|file| built.join(file));
-        stripped(out, built.join("pushgate"), plugins, library, guard)
+        builder.stripped(out, built.join("pushgate"), plugins, library)
+    }
+
+    /// What runs the command on this host.
+    pub fn run(&self, dir: &Path) -> Command {
+        match &self.cross {
+            Some(cross) => cross.run(&self.command, dir),
+            None => process::command(&self.command, dir),
+        }
     }
 }
 
-/// Builds a program for tests of packages, which runs where the packages do.
-pub fn test_program(paths: &Paths, package: &str, program: &str, guard: Guard) -> Result<PathBuf> {
-    let built = zigbuild(paths, ["--package", package, "--bin", program].into_iter(), guard)?;
-    Ok(built.join(program))
-}
-
-/// Has cargo build for [`GLIBC`]; returns the folder of what was built.
-fn zigbuild<'a>(paths: &Paths, what: impl Iterator<Item = &'a str>, guard: Guard) -> Result<PathBuf> {
-    let tools = tools(paths);
-    tools.make(paths, guard)?;
-    let mut cargo = process::cargo(&paths.root);
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let places = [tools.folder().join("bin")].into_iter().chain(std::env::split_paths(&path));
-    cargo.env("PATH", std::env::join_paths(places)?);
-    // Else the libraries compile their device code at the first use on a host.
-    cargo.envs(cuda::present(paths).map(|toolkit| ("PUSHGATE_NVCC", toolkit.nvcc)));
-    // zig's standard library of C++ is not the one that NIXL's classes are made of.
-    cargo.env("_PUSHGATE_NIXL_CXX", "g++");
-    cargo.args(["zigbuild", "--quiet", "--release", "--target", &format!("{TARGET}.{GLIBC}")]).args(what);
-    process::run(cargo, guard)?;
-    Ok(paths.target.join(TARGET).join("release"))
-}
-
-/// Puts command and plugins, NCCL's and NIXL's, without symbols into `out`.
-fn stripped(
-    out: PathBuf,
-    command: PathBuf,
-    [plugin, nixl]: [PathBuf; 2],
-    library: PathBuf,
+/// What builds for one architecture.
+struct Builder<'a> {
+    paths: &'a Paths,
+    arch: Arch,
+    cross: Option<Cross>,
     guard: Guard,
-) -> Result<Natives> {
-    fs::create_dir_all(&out).with_context(|| format!("cannot make {}", out.display()))?;
-    let natives = Natives {
-        command: out.join("pushgate"),
-        plugin: out.join("libnccl-net-pushgate.so"),
-        nixl: out.join("libplugin_PUSHGATE.so"),
-        library,
-    };
-    install::strip(&command, &natives.command, &["--strip-all"], guard)?;
-    install::strip(&plugin, &natives.plugin, &["--strip-unneeded"], guard)?;
-    install::strip(&nixl, &natives.nixl, &["--strip-unneeded"], guard)?;
-    Ok(natives)
+}
+
+impl Builder<'_> {
+    fn new(paths: &Paths, arch: Arch, guard: Guard) -> Result<Builder<'_>> {
+        let cross = match arch {
+            Arch::HOST => None,
+            Arch::Aarch64 => Some(Cross::get(paths, guard)?),
+        };
+        Ok(Builder { paths, arch, cross, guard })
+    }
+
+    /// Has cargo build for [`GLIBC`]; returns the folder of what was built.
+    fn zigbuild<'a>(&self, what: impl Iterator<Item = &'a str>) -> Result<PathBuf> {
+        let tools = tools(self.paths);
+        tools.make(self.paths, self.guard)?;
+        let mut cargo = process::cargo(&self.paths.root);
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let places = [tools.folder().join("bin")].into_iter().chain(std::env::split_paths(&path));
+        cargo.env("PATH", std::env::join_paths(places)?);
+        // Else the libraries compile their device code at the first use on a host.
+        cargo.envs(cuda::present(self.paths).map(|toolkit| ("PUSHGATE_NVCC", toolkit.nvcc)));
+        // zig's standard library of C++ is not the one that NIXL's classes are made of.
+        cargo.env("_PUSHGATE_NIXL_CXX", "g++");
+        let target = self.arch.target();
+        cargo.args(["zigbuild", "--quiet", "--release", "--target", &format!("{target}.{GLIBC}")]);
+        let folder = match &self.cross {
+            Some(cross) => cross.tools.zig(&mut cargo),
+            None => self.paths.target.clone(),
+        };
+        cargo.args(what);
+        process::run(cargo, self.guard)?;
+        Ok(folder.join(target).join("release"))
+    }
+
+    fn strip(&self) -> PathBuf {
+        self.cross.as_ref().map_or("strip".into(), |cross| cross.tools.strip())
+    }
+
+    /// Puts command and plugins, NCCL's and NIXL's, without symbols into `out`.
+    fn stripped(
+        self,
+        out: PathBuf,
+        command: PathBuf,
+        [plugin, nixl]: [PathBuf; 2],
+        library: PathBuf,
+    ) -> Result<Natives> {
+        fs::create_dir_all(&out).with_context(|| format!("cannot make {}", out.display()))?;
+        let (strip, guard) = (self.strip(), self.guard);
+        let natives = Natives {
+            arch: self.arch,
+            command: out.join("pushgate"),
+            plugin: out.join("libnccl-net-pushgate.so"),
+            nixl: out.join("libplugin_PUSHGATE.so"),
+            library,
+            cross: self.cross,
+        };
+        install::strip(&strip, &command, &natives.command, &["--strip-all"], guard)?;
+        install::strip(&strip, &plugin, &natives.plugin, &["--strip-unneeded"], guard)?;
+        install::strip(&strip, &nixl, &natives.nixl, &["--strip-unneeded"], guard)?;
+        Ok(natives)
+    }
 }

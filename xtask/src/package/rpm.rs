@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::natives::Natives;
 use super::tree::{Layout, Tree, files, links};
-use super::{VERSION, epoch};
+use super::{Arch, VERSION, epoch};
 use crate::paths::Paths;
 use crate::process;
 use crate::progress::Guard;
@@ -18,7 +18,7 @@ use crate::system::Need;
 pub const NEEDS: &[Need] = &[Need::Strip, Need::Python, Need::Manual, Need::Rpm];
 
 /// Fedora's and RHEL's places.
-const LAYOUT: Layout = Layout {
+const LAYOUT: Layout<'static> = Layout {
     libdir: "lib64",
     units: "lib/systemd/user",
     zsh: "share/zsh/site-functions",
@@ -59,11 +59,15 @@ pub fn build(paths: &Paths, natives: &Natives, guard: Guard) -> Result<PathBuf> 
     fs::create_dir_all(&top)?;
     let mut rpmbuild = process::command("rpmbuild", &out);
     rpmbuild.arg("-bb").arg("--quiet");
+    if natives.arch != Arch::HOST {
+        rpmbuild.arg("--target").arg(natives.arch.name());
+    }
     for (name, value) in [
         ("_topdir", top.display().to_string()),
         ("_rpmdir", out.display().to_string()),
         ("_rpmfilename", "%{name}-%{version}-%{release}.%{arch}.rpm".into()),
         ("pushgate_version", VERSION.into()),
+        ("pushgate_arch", natives.arch.name().into()),
         ("pushgate_tree", whole.display().to_string()),
         ("pushgate_files", list.display().to_string()),
         // Makes two builds of the same sources alike.
@@ -76,7 +80,7 @@ pub fn build(paths: &Paths, natives: &Natives, guard: Guard) -> Result<PathBuf> 
     rpmbuild.arg(paths.root.join("packaging/pushgate.spec"));
     rpmbuild.env("SOURCE_DATE_EPOCH", epoch(paths, guard)?);
     process::run_quietly(rpmbuild, guard)?;
-    let package = out.join(format!("pushgate-{VERSION}-1.x86_64.rpm"));
+    let package = out.join(format!("pushgate-{VERSION}-1.{}.rpm", natives.arch.name()));
     ensure!(package.is_file(), "rpmbuild has not made {}", package.display());
     Ok(package)
 }

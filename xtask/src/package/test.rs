@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::natives;
-use super::{ALL, Kind};
-use crate::bench::{Bench, Outcome};
-use crate::chroot::Root;
+use super::{ALL, Arch, Kind};
+use crate::aarch64;
+use crate::bench::{Bench, Outcome, both};
+use crate::chroot::{Emulation, Root};
 use crate::files::copy_folder;
 use crate::output::say;
 use crate::process;
@@ -43,6 +44,9 @@ const INSTALLED: &[&str] = &[
 /// What a Debian has that gets no package of its own kind: the archive and the wheel serve it.
 const OLD: &[&str] = &["g++", "pkg-config", "python3-venv", "iproute2", "man-db", "bash"];
 
+/// What a Debian for 64-bit ARM has: what the packages depend on, and Python.
+const ON_ARM: &[&str] = &["python3-venv", "iproute2", "adduser", "dkms", "kmod", "udev", "rpm"];
+
 /// Checks the bindings' types as a user's program sees them.
 const MYPY: [&str; 6] = [
     "mypy==2.4.1",
@@ -56,8 +60,8 @@ const MYPY: [&str; 6] = [
 /// The wheel, installed into a fresh virtual environment without Rust.
 pub fn wheel(bench: &mut Bench) -> Result<Outcome> {
     let (paths, guard) = (&bench.paths, bench.guard);
-    let wheel = super::build(paths, &[Kind::Wheel], guard)?.remove(0);
-    let caller = caller(bench)?;
+    let wheel = super::build(paths, Arch::HOST, &[Kind::Wheel], guard)?.remove(0);
+    let caller = caller(bench, Arch::HOST)?;
     let fresh = paths.scratch("wheel-test")?;
     fs::remove_dir_all(&fresh)?;
     let run = |program: &Path, arguments: &[&str]| {
@@ -92,17 +96,8 @@ fn command_with(mut command: std::process::Command, arguments: &[&str]) -> std::
 
 /// Every package, in a small Debian.
 pub fn packages(bench: &mut Bench) -> Result<Outcome> {
-    let packages = super::build(&bench.paths, &ALL, bench.guard)?;
-    let caller = caller(bench)?;
     let (paths, guard) = (&bench.paths, bench.guard);
-    let given = paths.scratch("given")?;
-    fs::remove_dir_all(&given)?;
-    copy_folder(&paths.root.join("packaging/tests"), &given.join("tests"))?;
-    copy_folder(&paths.root.join("python/tests"), &given.join("python-tests"))?;
-    for file in packages.iter().chain([&caller]) {
-        let name = file.file_name().context("a file has a name")?;
-        fs::copy(file, given.join(name)).with_context(|| format!("cannot copy {}", file.display()))?;
-    }
+    let given = given(bench, Arch::HOST)?;
     let run = |root: &Root, suite: &str, scripts: &[&str]| {
         scripts.iter().try_for_each(|script| {
             say!("{script} ({suite}):");
@@ -118,7 +113,40 @@ pub fn packages(bench: &mut Bench) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
+/// Every package for 64-bit ARM, in a small Debian of that architecture under QEMU.
+pub fn packages_for_arm(bench: &mut Bench) -> Result<Outcome> {
+    let (paths, guard) = (&bench.paths, bench.guard);
+    let emulation = Emulation::new(paths, &aarch64::emulator(paths, guard)?)?;
+    if let Some(reason) = emulation.unavailable(guard) {
+        return Ok(Outcome::Skipped(reason));
+    }
+    let bench = &*bench;
+    // What the emulated package manager does takes one core.
+    let (root, given) = both(
+        || Root::debian_for_arm(paths, "bookworm", ON_ARM, emulation, guard),
+        || given(bench, Arch::Aarch64),
+    )?;
+    root.run(paths, &given, "tests/arm.sh", guard)?;
+    Ok(Outcome::Passed)
+}
+
+/// A folder with every package of an architecture and what the tests take beside them.
+fn given(bench: &Bench, arch: Arch) -> Result<PathBuf> {
+    let (paths, guard) = (&bench.paths, bench.guard);
+    let packages = super::build(paths, arch, &ALL, guard)?;
+    let caller = caller(bench, arch)?;
+    let given = paths.scratch(&format!("given-{}", arch.name()))?;
+    fs::remove_dir_all(&given)?;
+    copy_folder(&paths.root.join("packaging/tests"), &given.join("tests"))?;
+    copy_folder(&paths.root.join("python/tests"), &given.join("python-tests"))?;
+    for file in packages.iter().chain([&caller]) {
+        let name = file.file_name().context("a file has a name")?;
+        fs::copy(file, given.join(name)).with_context(|| format!("cannot copy {}", file.display()))?;
+    }
+    Ok(given)
+}
+
 /// The program that drives the plugin as NCCL does, for old hosts too.
-fn caller(bench: &Bench) -> Result<PathBuf> {
-    natives::test_program(&bench.paths, "pushgate-tests", "nccl-caller", bench.guard)
+fn caller(bench: &Bench, arch: Arch) -> Result<PathBuf> {
+    natives::test_program(&bench.paths, arch, "pushgate-tests", "nccl-caller", bench.guard)
 }

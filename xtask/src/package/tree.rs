@@ -47,9 +47,9 @@ const UNITS: [&str; 2] = ["pushgate-proxy.service", "pushgate-proxy.socket"];
 const SYSTEM_UNITS: &str = "lib/systemd/system";
 
 /// Where things lie that each distribution puts elsewhere, below the prefix.
-pub struct Layout {
+pub struct Layout<'a> {
     /// Folder of libraries.
-    pub libdir: &'static str,
+    pub libdir: &'a str,
     /// Folder of systemd's units for users.
     pub units: &'static str,
     /// Folder of zsh's completions.
@@ -96,7 +96,7 @@ impl Tree<'_> {
         put(&command, &[])?;
         fs::copy(&natives.command, &command)?;
         set_mode(&command, 0o755)?;
-        self.pages(&command, layout)
+        self.pages(natives, layout)
     }
 
     /// What a program writes to stdout.
@@ -184,15 +184,19 @@ impl Tree<'_> {
     }
 
     /// What the command itself makes: pushgate(1) with a page for each subcommand, and completions for shells.
-    fn pages(&self, command: &Path, layout: &Layout) -> Result<()> {
-        let command = command.display().to_string();
+    fn pages(&self, natives: &Natives, layout: &Layout) -> Result<()> {
         let pages = self.out.join("man1");
         // A subcommand that is no more must not come along.
         if pages.exists() {
             fs::remove_dir_all(&pages).with_context(|| format!("cannot remove {}", pages.display()))?;
         }
         fs::create_dir_all(&pages)?;
-        self.capture(&command, &pages, &["manual", "--folder", "."])?;
+        let said = |dir: &Path, arguments: &[&str]| {
+            let mut command = natives.run(dir);
+            command.args(arguments);
+            process::capture(command, false, self.guard)
+        };
+        said(&pages, &["manual", "--folder", "."])?;
         for (name, _) in files(&pages)? {
             self.packed(&format!("share/man/man1/{name}.gz"), &fs::read(pages.join(&name))?)?;
         }
@@ -201,7 +205,7 @@ impl Tree<'_> {
             ("fish", "share/fish/vendor_completions.d/pushgate.fish"),
             ("zsh", &format!("{}/_pushgate", layout.zsh)),
         ] {
-            let text = self.capture(&command, &self.out, &["completions", shell])?;
+            let text = said(&self.out, &["completions", shell])?;
             put(&self.root.join(file), text.as_bytes())?;
         }
         Ok(())

@@ -33,27 +33,30 @@ pub fn build(paths: &Paths, natives: &Natives, guard: Guard) -> Result<PathBuf> 
     let _ = fs::remove_dir_all(package.join("__pycache__"));
     fill(paths, natives, &package.join("_native"))?;
 
-    let epoch = epoch(paths, guard)?;
+    let (machine, epoch) = (natives.arch.name(), epoch(paths, guard)?);
     let built = out.join("built");
     let mut pip = process::command(tools.program("python"), &stage);
     pip.args(["-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-index"]);
     pip.args(["--no-deps", "--no-build-isolation", "--wheel-dir"]).arg(&built).arg(".");
-    pip.env("SOURCE_DATE_EPOCH", &epoch);
+    // The machine that the wheel is for, where it is another one.
+    pip.env("SOURCE_DATE_EPOCH", &epoch).env("_PYTHON_HOST_PLATFORM", format!("linux-{machine}"));
     process::run(pip, guard)?;
-    let made = built.join(format!("pushgate-{VERSION}-py3-none-linux_x86_64.whl"));
+    let made = built.join(format!("pushgate-{VERSION}-py3-none-linux_{machine}.whl"));
     ensure!(made.is_file(), "pip has not made {}", made.display());
 
     // Refuses libraries that ask for a later glibc, or for a library that such hosts may not have.
     let wheels = paths.target.join("wheels");
-    let platform = format!("manylinux_{}_x86_64", GLIBC.replace('.', "_"));
+    let platform = format!("manylinux_{}_{machine}", GLIBC.replace('.', "_"));
     let mut audit = process::command(tools.program("auditwheel"), &out);
     let path = std::env::var_os("PATH").unwrap_or_default();
     let programs = [tools.folder().join("bin")].into_iter().chain(std::env::split_paths(&path));
     audit.env("PATH", std::env::join_paths(programs)?).env("SOURCE_DATE_EPOCH", &epoch);
-    audit.args(["repair", "--only-plat", "--plat", &platform, "--wheel-dir"]).arg(&wheels).arg(&made);
+    // It knows the names of its own machine's platforms alone, but the one that it finds itself.
+    let wanted = if natives.cross.is_some() { "auto" } else { &platform };
+    audit.args(["repair", "--only-plat", "--plat", wanted, "--wheel-dir"]).arg(&wheels).arg(&made);
     process::run(audit, guard)?;
     let wheel = wheels.join(format!("pushgate-{VERSION}-py3-none-{platform}.whl"));
-    ensure!(wheel.is_file(), "auditwheel has not made {}", wheel.display());
+    ensure!(wheel.is_file(), "auditwheel has not made {}: it finds another platform", wheel.display());
     Ok(wheel)
 }
 
