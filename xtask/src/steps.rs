@@ -301,7 +301,7 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         name: "vm",
-        budget: 685,
+        budget: 710,
         when: When::Default,
         lane: Lane::Main,
         needs: vm::NEEDS,

@@ -448,7 +448,7 @@ fi
     Suite {
         name: "nccl-trace",
         guests: 1,
-        budget: 60,
+        budget: 25,
         default: true,
         about: "replays of NCCL's calls over tcp between four network namespaces: 50 us, 1 % loss, 1 Gbit/s; bare sockets beside",
         build: &[PUSHGATE, &["test", "--package", "pushgate-tests", "--test", "nccl"]],
