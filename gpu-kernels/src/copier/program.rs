@@ -1,6 +1,6 @@
 //! The program that a client starts to have a copier ([`super::Program`]).
 
-use std::ffi::OsString;
+use std::ffi::{OsString, c_int, c_long, c_uint};
 use std::io::Write as _;
 use std::process::exit;
 
@@ -9,22 +9,26 @@ use rustix::stdio::dup2_stdout;
 use super::serve::{ServeOptions, serve};
 use super::start::READY;
 
-// std links the C library anyway; rustix has neither.
+// std links the C library anyway; rustix has none of these.
 unsafe extern "C" {
-    fn fork() -> i32;
-    fn close_range(first: u32, last: u32, flags: i32) -> i32;
-    fn signal(number: i32, handler: usize) -> usize;
+    fn fork() -> c_int;
+    fn close(descriptor: c_int) -> c_int;
+    fn signal(number: c_int, handler: usize) -> usize;
+    fn syscall(number: c_long, ...) -> c_long;
 }
 
+/// The number of `close_range`, the same on every architecture. The C library's own function of that name came with glibc 2.34: a
+/// plugin that named it would not load under an earlier one.
+const CLOSE_RANGE: c_long = 436;
+
 /// `SIGPIPE`, and the handler that ignores a signal.
-const SIGPIPE: i32 = 13;
+const SIGPIPE: c_int = 13;
 const SIG_IGN: usize = 1;
 
 /// Runs a copier in the background: serves the GPU that the arguments `--gpu GPU --cpus CORES` name, and tells by standard output that
 /// it does, or why not. The calling process must have one thread; it ends at once, and a child of it serves.
 pub fn background(arguments: impl Iterator<Item = OsString>) -> ! {
-    // SAFETY: closes descriptors that this program has opened none of: the client's, which its program did not mean for us.
-    unsafe { close_range(3, u32::MAX, 0) };
+    close_descriptors();
     // A client that has gone is seen by an error.
     // SAFETY: installs no function.
     unsafe { signal(SIGPIPE, SIG_IGN) };
@@ -47,6 +51,21 @@ pub fn background(arguments: impl Iterator<Item = OsString>) -> ! {
         exit(1);
     }
     exit(0)
+}
+
+/// Closes what the client had open, which its program did not mean for a copier.
+fn close_descriptors() {
+    // SAFETY: this program has opened none of them.
+    if unsafe { syscall(CLOSE_RANGE, 3 as c_uint, c_uint::MAX, 0 as c_uint) } == 0 {
+        return;
+    }
+    // Linux before 5.9. The folder's own descriptor is among them, and closed by then.
+    let open = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let open: Vec<c_int> = open.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    for descriptor in open.into_iter().filter(|descriptor| *descriptor > 2) {
+        // SAFETY: as above.
+        unsafe { close(descriptor) };
+    }
 }
 
 fn options(arguments: impl Iterator<Item = OsString>) -> Result<ServeOptions, String> {

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use super::Arch;
 use crate::aarch64::Cross;
@@ -97,7 +97,11 @@ impl Natives {
         let libraries = ["-lunwind", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl", "-lc"];
         let library = install::link(paths, linker, &built.join("libpushgate_c.a"), &libraries, guard)?;
         let plugins = ["libnccl_net_pushgate.so", "libplugin_PUSHGATE.so"].map(|file| built.join(file));
-        builder.stripped(out, built.join("pushgate"), plugins, library)
+        let natives = builder.stripped(out, built.join("pushgate"), plugins, library)?;
+        for file in [&natives.command, &natives.plugin, &natives.nixl, &natives.library] {
+            loads(file, paths, guard)?;
+        }
+        Ok(natives)
     }
 
     /// What runs the command on this host.
@@ -107,6 +111,26 @@ impl Natives {
             None => process::command(&self.command, dir),
         }
     }
+}
+
+/// Fails for a program or library that asks for a function of no version. The linker lets pass a function that [`GLIBC`] lacks, and the
+/// file does not load there.
+fn loads(file: &Path, paths: &Paths, guard: Guard) -> Result<()> {
+    let mut nm = process::command("nm", &paths.root);
+    nm.args(["-D", "--undefined-only"]).arg(file);
+    let missing = unversioned(&process::capture(nm, false, guard)?);
+    ensure!(
+        missing.is_empty(),
+        "{} does not load under glibc {GLIBC}, which lacks {missing}",
+        file.display()
+    );
+    Ok(())
+}
+
+/// The functions without a version of which nm says that they must be there.
+fn unversioned(said: &str) -> String {
+    let needed = said.lines().filter_map(|line| line.trim_start().strip_prefix("U "));
+    needed.filter(|name| !name.contains('@')).collect::<Vec<_>>().join(", ")
 }
 
 /// What builds for one architecture.
@@ -175,5 +199,17 @@ impl Builder<'_> {
         install::strip(&strip, &plugin, &natives.plugin, &["--strip-unneeded"], guard)?;
         install::strip(&strip, &nixl, &natives.nixl, &["--strip-unneeded"], guard)?;
         Ok(natives)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_function_that_must_be_there_and_has_no_version_is_named() {
+        let said = "                 U close@GLIBC_2.2.5\n                 w gettid\n                 U close_range\n";
+        assert_eq!(unversioned(said), "close_range");
+        assert_eq!(unversioned(&said.replace("close_range", "read@GLIBC_2.2.5")), "");
     }
 }
