@@ -127,7 +127,7 @@ fn loads(file: &Path, paths: &Paths, guard: Guard) -> Result<()> {
     Ok(())
 }
 
-/// The functions without a version of which nm says that they must be there.
+/// The functions that must be there by what nm says, and have no version.
 fn unversioned(said: &str) -> String {
     let needed = said.lines().filter_map(|line| line.trim_start().strip_prefix("U "));
     needed.filter(|name| !name.contains('@')).collect::<Vec<_>>().join(", ")
