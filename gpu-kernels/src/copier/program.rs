@@ -59,11 +59,21 @@ fn close_descriptors() {
     if unsafe { syscall(CLOSE_RANGE, 3 as c_uint, c_uint::MAX, 0 as c_uint) } == 0 {
         return;
     }
-    // Linux before 5.9. The folder's own descriptor is among them, and closed by then.
+    // Linux before 5.9.
+    // SAFETY: as above.
+    unsafe { close_each(3) };
+}
+
+/// Closes every descriptor from `least` on, one after the other.
+///
+/// # Safety
+/// Nothing in this process owns one of them.
+unsafe fn close_each(least: c_int) {
+    // The folder's own descriptor is among them, and closed by then.
     let open = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let open: Vec<c_int> = open.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    for descriptor in open.into_iter().filter(|descriptor| *descriptor > 2) {
-        // SAFETY: as above.
+    for descriptor in open.into_iter().filter(|descriptor| *descriptor >= least) {
+        // SAFETY: the caller's promise.
         unsafe { close(descriptor) };
     }
 }
@@ -88,5 +98,26 @@ fn say(text: &str) {
     let _ = writeln!(std::io::stdout(), "{text}");
     if let Ok(null) = std::fs::OpenOptions::new().write(true).open("/dev/null") {
         let _ = dup2_stdout(null);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::IntoRawFd as _;
+
+    use super::*;
+
+    #[test]
+    fn descriptors_closed_one_after_the_other_are_gone_and_lower_ones_stay() {
+        const LEAST: c_int = 900;
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let is_open =
+            |descriptor: c_int| std::path::Path::new(&format!("/proc/self/fd/{descriptor}")).is_symlink();
+        let many = [0, 1].map(|_| rustix::io::fcntl_dupfd_cloexec(&file, LEAST).unwrap().into_raw_fd());
+        assert!(many.iter().all(|descriptor| *descriptor >= LEAST && is_open(*descriptor)));
+        // SAFETY: the two have no owner, and no other test opens as many.
+        unsafe { close_each(LEAST) };
+        assert!(!many.into_iter().any(is_open));
+        file.metadata().unwrap();
     }
 }

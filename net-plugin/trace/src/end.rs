@@ -186,7 +186,7 @@ impl End {
             return Err("the buffers of its last call are cut off".into());
         }
         let mut events = reading.events;
-        // Registrations come from another thread, and lie behind what was posted meanwhile.
+        // Another thread makes the registrations: their records lie after those of posts that were made later.
         events.sort_by_key(|event| event.time);
         Ok(End { header, events })
     }
