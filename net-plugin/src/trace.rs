@@ -221,8 +221,8 @@ impl Trace {
         let mut others = std::mem::take(&mut *self.others.lock().unwrap_or_else(PoisonError::into_inner));
         self.calls.enter(|calls| {
             others.append(&mut calls.out.records);
-            // Each thread's are in the order of their times.
-            others.sort_by_key(|record| record.time);
+            // In the order in which the calls returned: a post that was refused at first bears the time of its first call.
+            others.sort_by_key(|record| record.time.saturating_add(record.took.into()));
             calls.out.records = others;
             let count = calls.out.left_out;
             calls.out.records.push(Record { count, ..Record::new(Kind::Closed, now(), thread()) });
@@ -407,6 +407,24 @@ mod tests {
             What::Closed { left_out: 0 },
         ];
         assert_eq!(what, expected);
+    }
+
+    #[test]
+    fn a_post_that_was_refused_before_another_request_was_done_is_read_back_after_it() {
+        let traces = traces("refused");
+        let trace = traces.end(Role::Send, [5; 16], 2).unwrap();
+        send(&trace, 10, Ok(Some(0)));
+        send(&trace, 20, Ok(None));
+        trace.tested(now(), 0, Ok(true), &[10]);
+        send(&trace, 20, Ok(Some(1)));
+        trace.close();
+        let ends = read(&traces);
+        let posts = ends[0].events.iter().filter_map(|event| match event.what {
+            What::Post { request, refused, .. } => Some((request, refused)),
+            What::Done { request, .. } => Some((request, u32::MAX)),
+            _ => None,
+        });
+        assert_eq!(posts.collect::<Vec<_>>(), [(0, 0), (0, u32::MAX), (1, 1)]);
     }
 
     #[test]

@@ -85,13 +85,16 @@ pub struct Step {
     pub post: usize,
     /// Wait for the end of the post, or post.
     pub done: bool,
-    /// The recorded time of the call, in nanoseconds.
+    /// When the call returned in the recording, in nanoseconds; of a post that was refused at first, the call that was taken: meanwhile
+    /// its thread went on.
     pub time: u64,
 }
 
 /// The posts of an end that is being read, with their times.
 struct Posts {
     all: Vec<(u64, Vec<Buffer>)>,
+    /// When each was taken.
+    taken: Vec<u64>,
     /// When each ended: time of the call and its return.
     ends: Vec<Option<(u64, u64)>>,
     /// The other side of each buffer: a post and its buffer.
@@ -103,13 +106,7 @@ struct Posts {
 
 impl Posts {
     fn of(end: &End) -> Posts {
-        let mut posts = Posts {
-            all: Vec::new(),
-            ends: Vec::new(),
-            other: Vec::new(),
-            by_request: HashMap::new(),
-            thread: 0,
-        };
+        let mut posts = empty();
         for event in &end.events {
             match &event.what {
                 What::Post { request, buffers, .. } => {
@@ -118,6 +115,7 @@ impl Posts {
                     }
                     posts.by_request.insert(*request, posts.all.len());
                     posts.all.push((event.time, buffers.clone()));
+                    posts.taken.push(event.time + u64::from(event.took));
                     posts.ends.push(None);
                     posts.other.push(vec![None; buffers.len()]);
                 }
@@ -290,10 +288,11 @@ impl Script {
                 let mut plans = Vec::new();
                 for (index, &post) in kept.iter().enumerate() {
                     let (time, buffers) = &p.all[post];
-                    let step = Step { end: process.ends.len(), post: index, done: false, time: *time };
+                    let step =
+                        Step { end: process.ends.len(), post: index, done: false, time: p.taken[post] };
                     thread.push(step);
-                    if let Some((done, _)) = p.ends[post] {
-                        thread.push(Step { done: true, time: done, ..step });
+                    if let Some((_, returned)) = p.ends[post] {
+                        thread.push(Step { done: true, time: returned, ..step });
                     }
                     order.push((p.ends[post].map_or(u64::MAX, |(done, _)| done), index));
                     let part = |(i, b): (usize, &Buffer)| {
@@ -344,7 +343,14 @@ impl Script {
 }
 
 fn empty() -> Posts {
-    Posts { all: Vec::new(), ends: Vec::new(), other: Vec::new(), by_request: HashMap::new(), thread: 0 }
+    Posts {
+        all: Vec::new(),
+        taken: Vec::new(),
+        ends: Vec::new(),
+        other: Vec::new(),
+        by_request: HashMap::new(),
+        thread: 0,
+    }
 }
 
 #[cfg(test)]
@@ -404,6 +410,21 @@ mod tests {
         assert_eq!((script.lone, script.unmatched, script.unclosed), (0, 2, 1));
         let all: usize = script.processes.iter().flat_map(|p| &p.ends).map(|end| end.posts.len()).sum();
         assert_eq!(all, 2 * (16 * 6 - 2));
+    }
+
+    #[test]
+    fn a_post_that_was_refused_at_first_is_made_when_it_was_taken() {
+        let mut ends = Ring { gpus: 1, channels: 1, rounds: 1, ..RING }.ends();
+        let steps = |ends: &[End]| {
+            Script::of(ends).unwrap().processes.into_iter().map(|p| p.threads).collect::<Vec<_>>()
+        };
+        let taken = steps(&ends);
+        let sends = ends.iter_mut().find(|e| e.header.role == Role::Send).unwrap();
+        let post = sends.events.iter_mut().rfind(|e| matches!(e.what, What::Post { .. })).unwrap();
+        // Its first call was before all others.
+        post.took += post.time as u32;
+        post.time = 0;
+        assert_eq!(steps(&ends), taken);
     }
 
     #[test]
