@@ -255,7 +255,7 @@ impl Own {
         };
         let lane = match (purpose, transport) {
             (Purpose::Rma { lane, .. }, _) => lane.clone(),
-            (Purpose::Messages { .. }, Transport::Tcp) => runtime.tcp_lane()?,
+            (Purpose::Messages { .. }, Transport::Tcp) => runtime.tcp_lane(role)?,
             (Purpose::Messages { dev }, Transport::Verbs) => runtime.verbs_lane(*dev)?,
             (Purpose::Messages { .. }, _) => runtime.lane()?,
         };

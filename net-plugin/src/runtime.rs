@@ -22,6 +22,7 @@ use pushgate_link_tcp::{Host, Readiness, Tuning};
 use crate::error::{Code, Failure, Result};
 use crate::gpu::{self, Gpu};
 use crate::hosts::Hosts;
+use crate::join::Role;
 use crate::lane::Lane;
 use crate::listening::listen_tcp;
 use crate::loaded::Loaded;
@@ -55,9 +56,9 @@ struct Lanes {
     verbs: HashMap<usize, Arc<Lane>>,
     /// For connections over TCP, which take the lanes in turn: a lane's thread copies through the kernel what its connections
     /// send and receive, so one alone would be as slow as one core.
-    tcp: Vec<Arc<Lane>>,
-    /// Connections over TCP that were given a lane.
-    given: usize,
+    tcp: Vec<Option<Arc<Lane>>>,
+    /// Connections over TCP that were given a lane: sending and receiving ends.
+    given: [usize; 2],
     /// What is done with the GPU's memory over each RDMA device. Dropped before the GPU, because it holds some of the GPU's memory.
     rdma: Vec<Arc<OverRdma>>,
     gpu: Option<Arc<Gpu>>,
@@ -143,18 +144,29 @@ impl Runtime {
     }
 
     /// The lane for another connection over TCP of the GPU that is current on this thread; started if needed.
-    pub fn tcp_lane(&self) -> Result<Arc<Lane>> {
+    ///
+    /// NCCL makes a connection of each channel in turn, and short collectives take the first channels alone. So sending and receiving
+    /// ends are dealt out from different lanes on: those of the first channels then lie on as many lanes as there are.
+    pub fn tcp_lane(&self, role: Role) -> Result<Arc<Lane>> {
         let threads = tcp_threads(&self.loaded.settings, self.loaded.cores);
         self.with_lanes(|lanes| {
             if threads == 0 {
                 return self.first(lanes);
             }
-            let at = lanes.given % threads;
-            if at == lanes.tcp.len() {
-                lanes.tcp.push(self.start_lane(Drive::Thread, lanes.gpu.clone(), None)?);
-            }
-            lanes.given += 1;
-            Ok(lanes.tcp[at].clone())
+            let (given, first) = match role {
+                Role::Send => (&mut lanes.given[0], 0),
+                Role::Receive => (&mut lanes.given[1], threads / 2),
+            };
+            let at = (first + *given) % threads;
+            lanes.tcp.resize(threads.max(lanes.tcp.len()), None);
+            let lane = match &lanes.tcp[at] {
+                Some(lane) => lane.clone(),
+                None => {
+                    lanes.tcp[at].insert(self.start_lane(Drive::Thread, lanes.gpu.clone(), None)?).clone()
+                }
+            };
+            *given += 1;
+            Ok(lane)
         })
     }
 
@@ -209,7 +221,7 @@ impl Runtime {
             }
             _ => (None, Vec::new()),
         };
-        Ok(Lanes { first: None, verbs: HashMap::new(), tcp: Vec::new(), given: 0, rdma, gpu })
+        Ok(Lanes { first: None, verbs: HashMap::new(), tcp: Vec::new(), given: [0; 2], rdma, gpu })
     }
 
     fn start_lane(
@@ -302,15 +314,24 @@ mod tests {
 
     #[test]
     fn connections_over_tcp_take_their_lanes_in_turn_and_without_threads_the_first_lane() {
-        let lanes_of = |threads| {
+        use Role::{Receive, Send};
+        let lanes_of = |threads, roles: [Role; 5]| {
             let runtime = Runtime::of_a_test_with(1 << 16, |settings| settings.net_tcp_threads = threads);
-            let lanes: Vec<_> = (0..5).map(|_| Arc::as_ptr(&runtime.tcp_lane().unwrap())).collect();
+            let lanes: Vec<_> =
+                roles.iter().map(|role| Arc::as_ptr(&runtime.tcp_lane(*role).unwrap())).collect();
             let first = Arc::as_ptr(&runtime.lane().unwrap());
             lanes.iter().map(|lane| (*lane != first).then_some(*lane)).collect::<Vec<_>>()
         };
-        let [a, b, c, d, e] = lanes_of(AutoOr::Is(2))[..] else { unreachable!() };
-        assert!(a.is_some() && b.is_some() && a != b && [c, d, e] == [a, b, a]);
-        assert_eq!(lanes_of(AutoOr::Is(0)), [None; 5]);
+        for role in [Send, Receive] {
+            let [a, b, c, d, e] = lanes_of(AutoOr::Is(2), [role; 5])[..] else { unreachable!() };
+            assert!(a.is_some() && b.is_some() && a != b && [c, d, e] == [a, b, a]);
+            assert_eq!(lanes_of(AutoOr::Is(0), [role; 5]), [None; 5]);
+        }
+        // Both ends of two channels, and a third one's.
+        let [a, b, c, d, e] = lanes_of(AutoOr::Is(4), [Receive, Receive, Send, Send, Send])[..] else {
+            unreachable!()
+        };
+        assert!(e == a && [a, b, c, d].iter().collect::<std::collections::HashSet<_>>().len() == 4);
     }
 
     #[test]

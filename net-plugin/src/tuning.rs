@@ -4,6 +4,9 @@
 //! many channels with short messages are slower than few. The low-latency protocol (LL) sends twice the bytes, out
 //! of host memory, by a CPU. LL128 sends one sixteenth more than the payload, out of GPU memory, and its kernels take what
 //! arrives line by line, so a step of the ring begins before the message of the step before is complete.
+//!
+//! Over TCP a message costs a CPU about as much as some 16 KiB of its bytes do, at each end, and NCCL's model would take LL with eight
+//! channels up to 1 MiB.
 
 /// Which of NCCL's protocols a collective may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,9 +53,20 @@ const ROWS: [Row; 6] = [
     Row { step: 4 << 20, protocols: Protocols::Ll128, channels: 8 },
 ];
 
+/// The table over TCP where NCCL's own kernels write host memory. Larger steps take what NCCL takes, without LL.
+///
+/// Measured with nccl-tests, NCCL 2.30.7, on two H200 of one host with 0 to 8 `net-tcp-threads`, by protocol and number of channels
+/// (docs/benchmarks.md). All ranks go by one table, whatever threads their hosts have.
+const OVER_TCP: [Row; 4] = [
+    Row { step: 16 << 10, protocols: Protocols::All, channels: 1 },
+    Row { step: 32 << 10, protocols: Protocols::WithoutLl, channels: 1 },
+    Row { step: 512 << 10, protocols: Protocols::WithoutLl, channels: 2 },
+    Row { step: 4 << 20, protocols: Protocols::WithoutLl, channels: 4 },
+];
+
 /// A number that differs between builds that choose differently.
 pub fn revision() -> u64 {
-    let text = format!("{ROWS:?} {MEASURED:?} {AROUND:?} {TREE} LL128 in its rows alone");
+    let text = format!("{ROWS:?} {OVER_TCP:?} {MEASURED:?} {AROUND:?} {TREE} LL128 in its rows alone");
     crate::handle::sum(text.as_bytes())
 }
 
@@ -66,10 +80,19 @@ pub fn is_measured(ranks: usize, nodes: usize) -> bool {
     MEASURED.contains(&(ranks, nodes))
 }
 
-/// What a collective of `bytes` over `ranks` ranks takes.
+/// What a collective of `bytes` over `ranks` ranks takes where GPUs push and pull.
 pub fn choose(bytes: usize, ranks: usize) -> Row {
+    row_of(&ROWS, bytes, ranks)
+}
+
+/// What it takes over TCP through host memory.
+pub fn choose_over_tcp(bytes: usize, ranks: usize) -> Row {
+    row_of(&OVER_TCP, bytes, ranks)
+}
+
+fn row_of(rows: &[Row], bytes: usize, ranks: usize) -> Row {
     let step = bytes / ranks.max(1);
-    let found = ROWS.into_iter().find(|row| step <= row.step);
+    let found = rows.iter().copied().find(|row| step <= row.step);
     found.unwrap_or(Row { step: usize::MAX, protocols: Protocols::WithoutLl, channels: 0 })
 }
 
@@ -121,6 +144,20 @@ mod tests {
     }
 
     #[test]
+    fn over_tcp_short_collectives_take_ll_and_longer_ones_few_channels_without_it() {
+        use Protocols::{All, WithoutLl};
+        let of = |bytes| {
+            let row = choose_over_tcp(bytes, 2);
+            (row.protocols, row.channels)
+        };
+        assert_eq!([8, 32 << 10].map(of), [(All, 1); 2]);
+        assert_eq!([(32 << 10) + 2, 64 << 10].map(of), [(WithoutLl, 1); 2]);
+        assert_eq!([(64 << 10) + 2, 1 << 20].map(of), [(WithoutLl, 2); 2]);
+        assert_eq!([(1 << 20) + 2, 8 << 20].map(of), [(WithoutLl, 4); 2]);
+        assert_eq!([(8 << 20) + 2, 1 << 30].map(of), [(WithoutLl, 0); 2]);
+    }
+
+    #[test]
     fn short_steps_of_three_or_four_ranks_go_around_the_ring_with_ll() {
         use Collective::{AllReduce, Gathered, Other};
         for ranks in [3, 4] {
@@ -156,6 +193,6 @@ mod tests {
 
     #[test]
     fn the_table_ascends() {
-        assert!(ROWS.is_sorted_by_key(|row| row.step));
+        assert!([&ROWS[..], &OVER_TCP].iter().all(|rows| rows.is_sorted_by_key(|row| row.step)));
     }
 }

@@ -180,13 +180,14 @@ unsafe extern "C" fn info(
         {
             take_ll(costs, protocols, TREE);
         }
-        if !known.gpu {
-            return Ok(());
-        }
-        let mut choice = tuning::choose(bytes, known.ranks);
+        let mut choice = match known.gpu {
+            true => tuning::choose(bytes, known.ranks),
+            false => tuning::choose_over_tcp(bytes, known.ranks),
+        };
         match choice.protocols {
             Protocols::All => {
                 let around = free
+                    && known.gpu
                     && known.alone_on_nodes
                     && known.ll_on_host
                     && tuning::ll_goes_around(collective, bytes, known.ranks);
