@@ -278,6 +278,17 @@ pub enum Path {
     Copier,
 }
 
+impl Path {
+    /// Whether a message may leave before its receive is known, as registered in `mr`. Then its payload waits in the peer's mirror of the
+    /// window, so memory of the host that would leave from where it lies is copied.
+    pub fn goes_ahead(&mut self, mr: Option<&Mr>) -> bool {
+        if matches!(self, Path::Region { .. }) && mr.is_some_and(|mr| !mr.cuda) {
+            *self = Path::Push;
+        }
+        matches!(self, Path::Inline | Path::Push | Path::Copier)
+    }
+}
+
 /// How slices leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slices {
@@ -376,6 +387,19 @@ mod tests {
             assert_eq!(choose(size, Some(&read), true), Path::Region { key: 9, offset: 0x100 });
         }
         assert_eq!(choose((1 << 19) + 1, Some(&read), true), slices);
+    }
+
+    #[test]
+    fn host_memory_is_copied_to_go_ahead_and_gpu_memory_out_of_a_region_waits() {
+        let mr = |cuda| Mr { key: 9, address: 0x1000, bytes: 1 << 20, cuda, pushed: false };
+        let goes = |mut path: Path, cuda| (path.goes_ahead(Some(&mr(cuda))), path);
+        let region = Path::Region { key: 9, offset: 0 };
+        assert_eq!(goes(region, false), (true, Path::Push));
+        assert_eq!(goes(region, true), (false, region));
+        assert_eq!(goes(Path::Inline, true), (true, Path::Inline));
+        assert_eq!(goes(Path::Copier, true), (true, Path::Copier));
+        let slices = Path::Slices(Slices::Copied);
+        assert_eq!(goes(slices, false), (false, slices));
     }
 
     #[test]

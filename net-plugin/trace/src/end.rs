@@ -137,7 +137,7 @@ pub struct Event {
 pub struct End {
     /// What the file is of.
     pub header: Header,
-    /// The calls in the order of their times.
+    /// The calls in the order in which they returned.
     pub events: Vec<Event>,
 }
 
@@ -187,7 +187,7 @@ impl End {
         }
         let mut events = reading.events;
         // Another thread makes the registrations: their records lie after those of posts that were made later.
-        events.sort_by_key(|event| event.time);
+        events.sort_by_key(|event| event.time.saturating_add(event.took.into()));
         Ok(End { header, events })
     }
 }

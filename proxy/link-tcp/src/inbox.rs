@@ -13,7 +13,7 @@ use pushgate_driver_shim::abi;
 use pushgate_driver_shim::record::{Opcode, Record, RecordWords};
 use pushgate_driver_shim::segment::Geometry;
 use pushgate_link::memory::{Mapped, Words};
-use pushgate_link::receives::{AHEAD_BYTES, RECEIVE_WORDS, entries_log};
+use pushgate_link::receives::{RECEIVE_WORDS, entries_log};
 use pushgate_link::region::MAX_REGIONS;
 use pushgate_link::{Arrival, PeerCounts};
 
@@ -81,6 +81,9 @@ struct Arriving {
     address: usize,
 }
 
+/// After a message of at most this number of bytes the next one is likely to leave before its receive is known, bytes.
+const SHORT: u32 = 8 << 10;
+
 /// What an end has heard of its peer.
 pub struct Inbox {
     /// The next message that is taken, and by its number modulo the ring's length those after it.
@@ -102,7 +105,7 @@ pub struct Inbox {
     /// The tags of SENDs that were taken before receives were posted that fit them, oldest first. The endpoint takes no more of them
     /// than may come before their receives.
     early: VecDeque<u32>,
-    /// The last message that was taken could have gone ahead of its receive.
+    /// The last message that was taken had at most [`SHORT`] bytes, and went to the mirror.
     pub short: bool,
     pub counts: PeerCounts,
     pub status: u64,
@@ -244,7 +247,7 @@ impl Inbox {
         self.next += 1;
         self.open -= 1;
         let placed = m.placed;
-        self.short = !placed && m.length <= AHEAD_BYTES;
+        self.short = !placed && m.length <= SHORT;
         if self.posts_receives {
             self.take_receive(words);
         }

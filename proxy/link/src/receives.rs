@@ -39,7 +39,7 @@ const AT_ONCE: u64 = 64;
 /// The most SENDs that may go ahead on a queue pair.
 pub const MOST_AHEAD: u32 = 64;
 /// The most bytes of a SEND that goes ahead.
-pub const AHEAD_BYTES: u32 = 8 << 10;
+pub const AHEAD_BYTES: u32 = 64 << 10;
 
 /// Logarithm of how many entries a ring of posted receives has. A peer posts at most `1 << log` receives ahead of those that messages have
 /// taken. Of the latter the sender may not have read those that SENDs took which went ahead: at most `ahead`, and that is at most
@@ -228,6 +228,11 @@ impl PostedReceives {
         }
         let words = RECEIVE_WORDS << geometry.rx_log;
         Ok(Self::new(Words::readable(work, geometry.work_receives_offset(), words), geometry.rx_log, 0))
+    }
+
+    /// Whether SENDs may go ahead.
+    pub fn go_ahead(&self) -> bool {
+        self.receives.most_ahead > 0
     }
 
     /// What is known of the receive that the next SEND of `tag` will take.

@@ -17,8 +17,9 @@ const TIMES: usize = 4;
 const MESSAGES: usize = TIMES * SIZES.len();
 const STRIDE: usize = SIZES[SIZES.len() - 1];
 
-/// Bytes of a message that is too long to leave before its receive is posted.
-const LONG: usize = STRIDE + 1;
+/// The most bytes of a message that leaves before its receive is posted, and of one that is too long for that.
+const AHEAD: usize = 64 << 10;
+const LONG: usize = AHEAD + 1;
 
 /// For so long a receiver stands still while its sender closes.
 const STILL: Duration = Duration::from_millis(500);
@@ -65,6 +66,8 @@ pub fn ahead(o: &Options) {
         // SAFETY: the buffer outlives the connection.
         unsafe { plugin.isend(ends.send, out.at(0), size, 1, out_mr) }.expect("isend")
     };
+    // The longest comes first, beside which the connection's window has room for the others.
+    let size = |number: usize| if number == 0 { AHEAD } else { size(number) };
     let mut most = 0;
     for round in 0..TIMES {
         // Until several in a row find no room; the first ones may wait for what the receiver grants.
@@ -83,8 +86,8 @@ pub fn ahead(o: &Options) {
         most = most.max(sent);
         assert!(sent <= 16, "{sent} messages left before their receives");
         for number in 0..sent {
-            into.set(0, STRIDE, 0);
-            let posted = receive(&plugin, ends, &into, STRIDE, 1, into_mr).expect("room");
+            into.set(0, AHEAD, 0);
+            let posted = receive(&plugin, ends, &into, AHEAD, 1, into_mr).expect("room");
             wait(&plugin, posted).expect("receive");
             let wrong = into.differs(0, size(number), (1_000 * round + number) as u64);
             assert_eq!(wrong, None, "message {number} of round {round} is not what was sent");
