@@ -178,7 +178,7 @@ pub struct Session {
     direct: Direct,
     /// What lets the peer copy directly.
     gate: Option<Gate>,
-    /// The peer's process, if it can be seen.
+    /// The peer's process, if its end can be seen.
     process: Option<Arc<Process>>,
     leases: HashMap<u64, Leased>,
     /// Registrations here that the peer wants leased, once it is known whether they are regions.
@@ -203,6 +203,7 @@ impl Session {
             .then(|| Gate::new(&token))
             .and_then(|made| made.inspect_err(|e| tracing::warn!(peer, "no direct copies: {e}")).ok());
         let place = gate.as_ref().map_or(0, Gate::place);
+        let process = gate.as_ref().and_then(|_| comm.process(1 - comm.rank()).ok()?);
         Session {
             number,
             peer,
@@ -226,7 +227,7 @@ impl Session {
             refused: None,
             direct: if gate.is_some() { Direct::Unknown } else { Direct::No },
             gate,
-            process: None,
+            process,
             leases: HashMap::new(),
             wanted: Vec::new(),
             regions: Regions::default(),
