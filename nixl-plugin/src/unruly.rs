@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::Instant;
 
 use pushgate::{Comm, Context, HostEnd, Settings};
@@ -12,7 +13,7 @@ use pushgate_tests::skip;
 
 use crate::agent::{Agent, Described};
 use crate::greet::Connection;
-use crate::registrations::Published;
+use crate::registrations::{self, Published};
 use crate::session::receiving::{MOST_NOTES, NOTE};
 use crate::session::{MOST_ANSWERS, Session};
 use crate::status::Status;
@@ -155,8 +156,12 @@ fn batches_left_of_a_run_that_has_ended_do_not_end_the_next_run() {
 
 /// A connection of a program of its own with an agent.
 fn hostile(victim: &Agent) -> (Comm, HostEnd) {
+    hostile_over(victim, "local")
+}
+
+fn hostile_over(victim: &Agent, qp: &str) -> (Comm, HostEnd) {
     let mut settings = Settings::default();
-    for (key, value) in [("device", "cpu"), ("qp", "local"), ("timeout", "20s")] {
+    for (key, value) in [("device", "cpu"), ("qp", qp), ("timeout", "20s"), ("host", "127.0.0.1")] {
         settings.set(key, value).unwrap();
     }
     let context = Context::builder().settings(settings).build().unwrap();
@@ -191,6 +196,41 @@ fn p7_p8_a_peer_that_names_a_file_whose_opening_is_not_answered_holds_up_nobody(
     end.send(&bytes, tag).unwrap();
     revoke(&mut end, 1);
     assert!(victim.core.state().sessions.values().all(|session| session.reached().is_none()));
+}
+
+#[test]
+fn p7_a_transfer_of_a_silent_peer_is_not_released_at_first_and_costs_that_peer_its_connection_then() {
+    let victim = Arc::new(agent("victim", &[("qp", "tcp"), ("host", "127.0.0.1"), ("timeout", "1h")]));
+    let (_comm, mut end) = hostile_over(&victim, "tcp");
+    let (tag, bytes) = Message::Hello { place: 0, token: [7; TOKEN] }.encode();
+    end.send(&bytes, tag).unwrap();
+    revoke(&mut end, 1);
+    let connection = String::from_utf8(victim.connection()).unwrap();
+    let instance = victim.core.instance.clone();
+    victim.load_connection("hostile", connection.replace(&instance, "another").as_bytes()).unwrap();
+    let (address, length, memory) = (1 << 20, 1 << 20, registrations::Memory::Host);
+    let published = Published { instance: "another".into(), key: 1, address, length, memory };
+    let key = victim.load("hostile", &serde_json::to_vec(&published).unwrap(), HOST).unwrap();
+    let here = Memory::new(&victim, 1 << 20, 1);
+    let there = Described { address, length, device: 0, registration: key };
+    let own = [here.part(0, 1 << 20, here.key)];
+    let transfer = victim.prepare(false, "hostile", [HOST; 2], &own, &[there]).unwrap();
+    victim.post(&transfer, None).unwrap();
+    let begin = Instant::now();
+    // It is asked to put the bytes into the victim's memory, and does not say that it has.
+    while !victim.core.state().sessions.values().any(|session| session.uses(&transfer)) {
+        assert!(begin.elapsed() < HANG, "the peer is not asked");
+        victim.check(&transfer);
+    }
+    let release = || {
+        let (tell, told) = channel();
+        let (victim, transfer) = (victim.clone(), transfer.clone());
+        std::thread::spawn(move || tell.send(victim.release(&transfer)));
+        told.recv_timeout(HANG).expect("a release waits for a peer")
+    };
+    assert_eq!((release(), victim.connections()), (Err(Status::Backend), 1));
+    assert_eq!((release(), victim.connections()), (Ok(()), 0));
+    assert_eq!(victim.deregister(here.key), Ok(()));
 }
 
 #[test]
