@@ -11,6 +11,7 @@ use pushgate_door::{Purpose, Secret, Terms};
 use pushgate_driver_shim::abi;
 use pushgate_driver_shim::fork::OwnedHere;
 use pushgate_driver_shim::interrupt;
+use pushgate_driver_shim::process::Process;
 use pushgate_driver_shim::window::WeakPiece;
 use pushgate_engine::connect::Incarnation;
 use pushgate_engine::engine::{EngineError, QpId};
@@ -372,8 +373,15 @@ impl Comm {
 
     /// The number of a rank's process, as the kernel says, if the process is of this host and has a number in this PID namespace.
     #[doc(hidden)]
-    pub fn process_of(&self, rank: u32) -> Result<Option<u32>> {
+    pub fn process_number(&self, rank: u32) -> Result<Option<u32>> {
         Ok(self.mesh.here()?.pid(self.other(rank)?))
+    }
+
+    /// A handle of a rank's process, if the process is of this host and the kernel gives one: of a process without a number in this PID
+    /// namespace the one that it has handed over.
+    #[doc(hidden)]
+    pub fn process(&self, rank: u32) -> Result<Option<Arc<Process>>> {
+        Ok(self.mesh.here()?.process(self.other(rank)?))
     }
 
     /// Cuts the connection that carries set-up messages to and from another rank, as a fault would: both ends see a reset. The

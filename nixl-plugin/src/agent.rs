@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pushgate::{Context, Settings};
 use pushgate_door::Secret;
@@ -25,6 +25,9 @@ use crate::wire::Place;
 /// The least window of a connection: it holds several messages on their way. Those of GPU memory are longer.
 const WINDOW: u64 = 8 << 20;
 const GPU_WINDOW: u64 = 16 << 20;
+
+/// A release waits for as long at most while nothing moves.
+const SILENT: Duration = Duration::from_secs(1);
 
 /// An element of a descriptor list, as the face hands it over.
 #[derive(Clone, Copy, Debug)]
@@ -143,7 +146,8 @@ impl Agent {
         let State { shared, sessions, transfers, .. } = &mut *state;
         let own = shared.registrations.own(key)?;
         own.ends = true;
-        let used: Vec<_> = transfers.values().filter(|t| t.is_active() && t.uses(key)).cloned().collect();
+        let used = transfers.values().filter(|t| t.uses(key) && (t.is_active() || t.is_copied()));
+        let used: Vec<_> = used.cloned().collect();
         own.leased.iter().filter_map(|number| sessions.get_mut(number).map(|s| s.revoke(key))).for_each(drop);
         for transfer in &used {
             core.cancel(&mut state, transfer);
@@ -393,27 +397,53 @@ impl Agent {
     }
 
     /// Cancels a transfer and forgets it. After success nothing of it touches memory of this process.
+    ///
+    /// NIXL holds its own lock during the call, and Python's: other calls wait. So this fails once nothing has moved for [`SILENT`], and
+    /// NIXL releases the transfer again when the program wants that. NIXL does not hear of a second failure, so the peer's connection is
+    /// ended then. What a GPU or a system call still uses stays known to [`Agent::deregister`].
     pub fn release(&self, transfer: &Arc<Transfer>) -> Result<()> {
         let core = &self.core;
         let mut state = core.state();
         if transfer.is_active() {
             core.cancel(&mut state, transfer);
         }
-        state.transfers.remove(&transfer.id);
-        drop(state);
+        let (begin, limit) = (Instant::now(), core.context.settings().timeout);
+        let (again, mut seen, mut moved) = (transfer.run().refused, 0, begin);
         // A batch takes less than a millisecond, and a copy of a GPU ends when kernels of the program leave it an SM. A queue pair's
         // peer may be stopped.
-        let (begin, limit) = (Instant::now(), core.context.settings().timeout);
         while transfer.is_copied() {
-            if begin.elapsed() >= limit {
-                tracing::error!(
-                    "what uses the transfer's memory did not end within {limit:?}: the memory must stay"
-                );
+            let using = state.sessions.values().filter(|session| session.uses(transfer));
+            let (numbers, moves): (Vec<_>, Vec<_>) = using.map(|s| (s.number, s.moves())).unzip();
+            if std::mem::replace(&mut seen, moves.iter().sum::<u64>()) != seen {
+                moved = Instant::now();
+            }
+            let silent = moved.elapsed();
+            if silent >= SILENT || begin.elapsed() >= limit {
+                let peer = &transfer.peer;
+                if again && !numbers.is_empty() {
+                    tracing::warn!(
+                        peer,
+                        "nothing has come for {silent:?}: it loses its connection, for a transfer was released"
+                    );
+                    numbers.iter().for_each(|number| core.end(&mut state, *number, Status::RemoteDisconnect));
+                    continue;
+                }
+                let what = match (numbers.is_empty(), transfer.is_gpu()) {
+                    (false, _) => "the peer has not let go of",
+                    (true, true) => "a GPU has not ended copies of",
+                    (true, false) => "a system call has not ended a copy of",
+                };
+                tracing::error!(peer, "a transfer can't be released: {what} its memory, which must stay");
+                transfer.run().refused = true;
                 return Err(Status::Backend);
             }
-            core.progress();
+            core.advance(&mut state);
+            drop(state);
+            let _ = core.context.drive();
             std::thread::yield_now();
+            state = core.state();
         }
+        state.transfers.remove(&transfer.id);
         transfer.run().copying = None;
         Ok(())
     }

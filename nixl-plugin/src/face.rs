@@ -9,9 +9,9 @@ use pushgate_driver_shim::fork::OwnedHere;
 
 use crate::agent::{Agent, Described, PARAMETERS};
 use crate::gpu::Offer;
-use crate::log;
 use crate::status::{Result, Status};
 use crate::transfer::Transfer;
+use crate::{log, release};
 
 /// Bytes of the caller, for the call alone.
 #[derive(Clone, Copy)]
@@ -326,11 +326,14 @@ unsafe extern "C" {
     fn pushgate_nixl_table() -> *mut c_void;
 }
 
-/// What NIXL calls when it has opened the plugin: the table that `shim/plugin.cpp` lays out. NULL: this NIXL is none that the plugin
-/// knows.
+/// What NIXL calls when it has opened the plugin: the table that `shim/plugin.cpp` lays out. NULL: this NIXL has other classes.
 #[unsafe(no_mangle)]
 pub extern "C" fn nixl_plugin_init() -> *mut c_void {
     log::start();
+    if let Err(why) = release::check() {
+        tracing::error!("{why}");
+        return std::ptr::null_mut();
+    }
     // SAFETY: a function of the shim, without conditions.
     unsafe { pushgate_nixl_table() }
 }

@@ -3,7 +3,8 @@
 //! The peer finds the page as a descriptor of the agent's process, so it needs what copying needs: the right to trace that process. The
 //! page's token shows that the process is the agent's, as this process numbers processes.
 
-use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -11,6 +12,7 @@ use pushgate_driver_shim::ShimError;
 use pushgate_driver_shim::memory::{HugePages, SharedMemory};
 use pushgate_driver_shim::process::Process;
 use pushgate_link::{HostProcess, busy};
+use rustix::fs::{Mode, OFlags, open};
 
 use crate::wire::TOKEN;
 
@@ -42,8 +44,27 @@ impl Gate {
 
     /// Where the peer finds it: the number of a descriptor of this process.
     pub fn place(&self) -> u64 {
-        use std::os::fd::AsRawFd;
         self.0.fd().as_raw_fd() as u64
+    }
+
+    /// Opens memory of another process, found as the page is, without a wait. The peer names the descriptor, and to open or even to ask a
+    /// file of some file systems takes as long as their server likes. Memory like the page lies on one mount, which is the kernel's own:
+    /// what lies elsewhere is not opened.
+    fn open_alike(&self, pid: u32, place: u64) -> io::Result<OwnedFd> {
+        let own = mount(&format!("thread-self/fdinfo/{}", self.place()))?;
+        let check = |descriptor: &str| match mount(descriptor)? == own {
+            true => Ok(()),
+            false => Err(io::Error::other("the descriptor is no memory")),
+        };
+        check(&format!("{pid}/fdinfo/{place}"))?;
+        // The peer may have put another file there since. A descriptor of the path alone asks no file system, and its file stays the one
+        // that is checked.
+        let path = open(format!("/proc/{pid}/fd/{place}"), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        let held = path.as_raw_fd();
+        check(&format!("thread-self/fdinfo/{held}"))?;
+        // Without NONBLOCK a lease (fcntl) that the peer has of the file would be waited for.
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        Ok(open(format!("/proc/thread-self/fd/{held}"), flags, Mode::empty())?)
     }
 
     /// Closes it to new batches.
@@ -64,7 +85,7 @@ pub struct Closing {
     pub session: u64,
     /// The gate.
     pub gate: Gate,
-    /// The peer. `None`: it is in no PID namespace that this process sees.
+    /// The peer. `None`: the kernel gives no handle of it.
     pub peer: Option<Arc<Process>>,
 }
 
@@ -75,6 +96,13 @@ impl Closing {
     }
 }
 
+/// The mount that the file of a descriptor lies on, by the kernel's number for it. Asks no file system.
+fn mount(descriptor: &str) -> io::Result<String> {
+    let info = std::fs::read_to_string(format!("/proc/{descriptor}"))?;
+    let mount = info.lines().find_map(|line| line.strip_prefix("mnt_id:"));
+    Ok(mount.ok_or(io::ErrorKind::Unsupported)?.trim().to_owned())
+}
+
 /// The peer's side: a process whose memory this one may touch while the page is open.
 pub struct Reached {
     process: HostProcess,
@@ -82,10 +110,9 @@ pub struct Reached {
 }
 
 impl Reached {
-    /// The process that has this number, if it has the page at this place.
-    pub fn find(pid: u32, place: u64, token: &[u8; TOKEN]) -> Option<Reached> {
-        let file = OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/fd/{place}")).ok()?;
-        let page = SharedMemory::from_fd(file.into(), BYTES).ok()?;
+    /// The process that has this number, if it has the page at this place. `own` is a page of this process. Waits for nobody.
+    pub fn find(pid: u32, place: u64, token: &[u8; TOKEN], own: &Gate) -> Option<Reached> {
+        let page = SharedMemory::from_fd(own.open_alike(pid, place).ok()?, BYTES).ok()?;
         let is_its = page.words(8 * SECRET, 2).iter().map(|w| w.load(Ordering::Relaxed)).eq(halves(token));
         is_its.then(|| Reached { process: HostProcess::of(pid), page })
     }
@@ -106,6 +133,8 @@ impl Reached {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::c_int;
+
     use super::*;
 
     /// A process that has ended.
@@ -121,11 +150,10 @@ mod tests {
         let token = *b"0123456789abcdef";
         let gate = Gate::new(&token).unwrap();
         let own = std::process::id();
-        assert!(Reached::find(own, gate.place(), b"another token...").is_none());
-        assert!(
-            Reached::find(own, 1 << 20, &token).is_none() && Reached::find(u32::MAX / 2, 0, &token).is_none()
-        );
-        let reached = Reached::find(own, gate.place(), &token).unwrap();
+        let find = |pid, place, token| Reached::find(pid, place, token, &gate);
+        assert!(find(own, gate.place(), b"another token...").is_none());
+        assert!(find(own, 1 << 20, &token).is_none() && find(u32::MAX / 2, 0, &token).is_none());
+        let reached = find(own, gate.place(), &token).unwrap();
         drop(reached.enter().unwrap());
         let batch = reached.enter().unwrap();
         gate.close();
@@ -134,5 +162,24 @@ mod tests {
         assert!(reached.enter().is_none());
         drop(batch);
         assert!(!gate.is_used(Some(&own)) && !gate.is_used(None));
+    }
+    unsafe extern "C" {
+        fn fcntl(fd: c_int, command: c_int, ...) -> c_int;
+    }
+
+    #[test]
+    fn p8_a_page_whose_opening_would_have_to_wait_is_not_opened() {
+        const SETSIG: c_int = 10;
+        const SETLEASE: c_int = 1024;
+        const READ_LEASE: c_int = 0;
+        /// Ignored: the default of a lease that another one breaks ends the process.
+        const SIGURG: c_int = 23;
+        let token = *b"0123456789abcdef";
+        let gate = Gate::new(&token).unwrap();
+        let (fd, own) = (gate.place() as c_int, std::process::id());
+        // SAFETY: neither call touches memory.
+        let leased = unsafe { fcntl(fd, SETSIG, SIGURG) | fcntl(fd, SETLEASE, READ_LEASE) };
+        assert_eq!(leased, 0, "{}", io::Error::last_os_error());
+        assert!(Reached::find(own, gate.place(), &token, &gate).is_none());
     }
 }

@@ -4,6 +4,7 @@
 //! threads share, `session` a connection with another agent over a queue
 //! pair of the library, `transfer` one transfer, with the copies of those that need no message. `regions` has
 //! the memory that the queue pair reads and writes itself. `wire`, `pieces` and `registrations` decide, without I/O or threads. `greet` is how two agents meet.
+//! `release` looks which NIXL it is.
 
 #![allow(non_snake_case, reason = "NIXL looks for libplugin_NAME.so")]
 
@@ -20,6 +21,7 @@ mod on_gpu;
 mod pieces;
 mod regions;
 mod registrations;
+mod release;
 mod session;
 mod status;
 #[cfg(test)]

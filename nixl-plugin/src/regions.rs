@@ -133,6 +133,11 @@ impl Regions {
         }
     }
 
+    /// Whether bytes of this user are under way.
+    pub fn uses(&self, user: &Arc<()>) -> bool {
+        self.under_way.iter().any(|(_, other)| Arc::ptr_eq(other, user))
+    }
+
     /// Whether bytes are under way.
     #[cfg(test)]
     pub fn puts(&self) -> bool {

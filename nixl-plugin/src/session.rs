@@ -155,6 +155,8 @@ pub struct Session {
     // Before the communicator, over which its link is replaced.
     end: HostEnd,
     comm: Comm,
+    /// How often something was taken in.
+    received: u64,
     control: VecDeque<(u32, Vec<u8>)>,
     /// Of them those that answer the peer.
     answers: usize,
@@ -178,7 +180,7 @@ pub struct Session {
     direct: Direct,
     /// What lets the peer copy directly.
     gate: Option<Gate>,
-    /// The peer's process, if it can be seen.
+    /// The peer's process, if its end can be seen.
     process: Option<Arc<Process>>,
     leases: HashMap<u64, Leased>,
     /// Registrations here that the peer wants leased, once it is known whether they are regions.
@@ -203,6 +205,7 @@ impl Session {
             .then(|| Gate::new(&token))
             .and_then(|made| made.inspect_err(|e| tracing::warn!(peer, "no direct copies: {e}")).ok());
         let place = gate.as_ref().map_or(0, Gate::place);
+        let process = gate.as_ref().and_then(|_| comm.process(1 - comm.rank()).ok()?);
         Session {
             number,
             peer,
@@ -210,6 +213,7 @@ impl Session {
             on_gpu: OnGpu::of(&end),
             end,
             comm,
+            received: 0,
             control: [Message::Hello { place, token }.encode()].into(),
             answers: 0,
             early: Vec::new(),
@@ -226,7 +230,7 @@ impl Session {
             refused: None,
             direct: if gate.is_some() { Direct::Unknown } else { Direct::No },
             gate,
-            process: None,
+            process,
             leases: HashMap::new(),
             wanted: Vec::new(),
             regions: Regions::default(),
@@ -381,6 +385,17 @@ impl Session {
         self.end.queue_pair().break_link().unwrap()
     }
 
+    /// Whether the queue pair may touch memory of a transfer.
+    pub fn uses(&self, transfer: &Arc<Transfer>) -> bool {
+        let lands = |job: &Job| job.straight.is_some() && Arc::ptr_eq(&job.transfer, transfer);
+        self.regions.uses(&transfer.users) || self.jobs.values().any(lands)
+    }
+
+    /// Grows while something comes from the peer, or arrives there.
+    pub fn moves(&self) -> u64 {
+        self.received + self.end.delivered()
+    }
+
     /// Whether something waits for GPUs or for a thread that registers memory: neither wakes anybody.
     pub fn needs_looks(&self) -> bool {
         !self.on_gpu.is_empty() || self.regions.is_asked()
@@ -401,6 +416,7 @@ impl Session {
             self.start_early(&mut shared.registrations, begun);
         }
         let received = self.receive(shared, begun)?;
+        self.received += u64::from(received);
         self.settle();
         let filled = self.on_gpu.publish(&mut shared.gpus, &mut self.end)?;
         Ok(self.send(shared)? | received | filled)

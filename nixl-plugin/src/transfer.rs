@@ -114,6 +114,8 @@ pub struct Run {
     pub failed: Option<Status>,
     /// The copy, if it is one.
     pub copying: Option<Arc<Copying>>,
+    /// A release has failed.
+    pub refused: bool,
 }
 
 impl Run {

@@ -231,7 +231,7 @@ struct Peer {
     /// The rank is on this host.
     is_here: bool,
     /// The rank's process, where the rank could hand over a pidfd.
-    process: Option<Process>,
+    process: Option<Arc<Process>>,
     /// What the two ranks agreed on for their queue pairs; `None` where the settings say it.
     transport: Option<Transport>,
     out: Mutex<Out>,
@@ -244,6 +244,7 @@ impl Peer {
     fn new(Link { stream, process, transport }: Link, replaced: bool) -> Self {
         let is_here = matches!(stream, Stream::Unix(_));
         let out = Mutex::new(Out::new(stream, replaced && !is_here));
+        let process = process.map(Arc::new);
         Peer { is_here, process, transport, out, room: Condvar::new() }
     }
 
@@ -327,6 +328,12 @@ impl Mesh {
             }
             Stream::Tcp(_) => None,
         }
+    }
+
+    /// The process of a rank of this host: as the kernel numbers it here, else as the rank has handed it over.
+    pub(crate) fn process(&self, rank: u32) -> Option<Arc<Process>> {
+        let by_number = self.pid(rank).and_then(|pid| Process::of(pid).ok());
+        by_number.or_else(|| self.shared.peers[rank as usize].as_ref()?.process.clone())
     }
 
     /// Joins as a rank in a process of its own; all ranks are on this host.

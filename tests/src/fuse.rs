@@ -1,4 +1,5 @@
-//! A file whose close waits for as long as its owner likes: one of a file system in user space (FUSE) that never answers the flush.
+//! A file whose close waits for as long as its owner likes, and so does another open of it: one of a file system in user space (FUSE)
+//! that never answers them.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_ulong, c_void};
 use std::fs::{File, OpenOptions};
@@ -37,7 +38,7 @@ const RELEASE: u32 = 18;
 const FLUSH: u32 = 25;
 const INIT: u32 = 26;
 
-/// Files of one file system. Dropping this lets all closes go on that wait.
+/// Files of one file system. Dropping this lets all closes and opens go on that wait.
 pub struct Hanging {
     files: Vec<OwnedFd>,
     flushes: Arc<AtomicUsize>,
@@ -59,7 +60,7 @@ impl Hanging {
         let server = std::thread::spawn(move || {
             let device = mounted(&mounts);
             let _ = ready.send(device.as_ref().map(drop).map_err(|e| e.raw_os_error().unwrap_or(0)));
-            device.map(|device| serve(device, &seen, &stops)).unwrap_or(());
+            device.map(|device| serve(device, n, &seen, &stops)).unwrap_or(());
         });
         let is_mounted = is_ready.recv().expect("it says so").map_err(io::Error::from_raw_os_error);
         let mut hanging = Hanging { files: Vec::new(), flushes, stop, server: Some(server) };
@@ -74,7 +75,7 @@ impl Hanging {
         Ok(hanging)
     }
 
-    /// The files. A close of one, even if it is not the last close, waits.
+    /// The files. A close of one, even if it is not the last close, waits, and so does to open one again.
     pub fn files(&self) -> &[OwnedFd] {
         &self.files
     }
@@ -116,8 +117,8 @@ fn mounted(at: &CStr) -> io::Result<File> {
     }
 }
 
-/// Answers all that the kernel asks but for flushes, until it is stopped.
-fn serve(mut device: File, flushes: &AtomicUsize, stop: &AtomicBool) {
+/// Answers all that the kernel asks but for flushes, and opens after the first `opens`, until it is stopped.
+fn serve(mut device: File, mut opens: usize, flushes: &AtomicUsize, stop: &AtomicBool) {
     let mut request = vec![0; 1 << 17];
     while !stop.load(Ordering::Acquire) {
         let look = Timespec::try_from(Duration::from_millis(20)).expect("a short time");
@@ -140,7 +141,11 @@ fn serve(mut device: File, flushes: &AtomicUsize, stop: &AtomicBool) {
                 (entry[10], entry[25], entry[26]) = (2, 0o100_644, 1);
                 Ok(words(&entry))
             }
-            OPEN => Ok(words(&[0; 4])),
+            OPEN if opens == 0 => continue,
+            OPEN => {
+                opens -= 1;
+                Ok(words(&[0; 4]))
+            }
             RELEASE => Ok(Vec::new()),
             _ => Err(ENOSYS),
         };

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use pushgate::InPlace;
-use pushgate_driver_shim::process::Process;
 
 use super::{Direct, Ended, JOBS, Job, Leased, MOST_ANSWERS, Serve, Session, Shared, add_user};
 use crate::gate::Reached;
@@ -231,9 +230,9 @@ impl Session {
     ) {
         if let Direct::Unknown = self.direct {
             // The kernel says which process it is; the token shows that it is the one that this process numbers so.
-            let pid = self.comm.process_of(1 - self.comm.rank()).ok().flatten();
-            self.process = pid.and_then(|pid| Process::of(pid).ok());
-            let reached = pid.filter(|_| place != 0).and_then(|pid| Reached::find(pid, place, token));
+            let pid = self.comm.process_number(1 - self.comm.rank()).ok().flatten();
+            let offered = pid.filter(|_| place != 0).zip(self.gate.as_ref());
+            let reached = offered.and_then(|(pid, own)| Reached::find(pid, place, token, own));
             tracing::info!(peer = self.peer, pid, direct = reached.is_some(), "connected");
             self.direct = reached.map_or(Direct::No, |reached| Direct::Yes(Arc::new(reached)));
             self.start_early(registrations, begun);

@@ -10,6 +10,7 @@ use loom::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// How often the program has called.
+#[cfg_attr(test, derive(Default))]
 pub(crate) struct Calls(AtomicU64);
 
 impl Calls {
@@ -49,6 +50,13 @@ impl Calls {
         self.0.load(Ordering::Acquire)
     }
 
+    /// Makes a call of a thread of the program that rests after it. The count that the rest compares with ([`Calls::none_since`]) is of
+    /// before the call, with the call itself: another thread's call since then may have taken in what the program has to take.
+    pub(crate) fn rests_after<T>(&self, call: impl FnOnce() -> T) -> (u64, T) {
+        let seen = self.taken_in() + 1;
+        (seen, call())
+    }
+
     /// Whether the program has not called since the count was `seen`: then the thread may block. The thread has let go of
     /// the lock. [`Calls::busy`] says what the fence orders.
     pub(crate) fn none_since(&self, seen: u64) -> bool {
@@ -67,6 +75,7 @@ mod loom_tests {
 
     /// A lock that nobody waits for, weaker than the standard library's where that one promises nothing: a caller that
     /// finds it taken has seen an old value of a relaxed load.
+    #[derive(Default)]
     struct Lock(AtomicBool);
 
     impl Lock {
@@ -79,6 +88,7 @@ mod loom_tests {
         }
     }
 
+    #[derive(Default)]
     struct Both {
         calls: Calls,
         lock: Lock,
@@ -93,31 +103,37 @@ mod loom_tests {
                 self.done.store(true, Ordering::Relaxed);
             }
         }
+
+        /// Whether a pass would find something.
+        fn has_work(&self) -> bool {
+            self.posted.load(Ordering::Relaxed) && !self.done.load(Ordering::Relaxed)
+        }
+
+        /// A call of the program, with this pass. False: the lock was taken twice.
+        fn call(&self, pass: impl FnOnce()) -> bool {
+            self.calls.add();
+            let mut locked = self.lock.try_lock();
+            if !locked {
+                self.calls.busy();
+                locked = self.lock.try_lock();
+            }
+            if locked {
+                pass();
+                self.lock.unlock();
+            }
+            locked
+        }
     }
 
     /// The program posts and calls once while the engine's thread does `first`, which returns the number of calls that it has seen, makes
     /// a pass and lies down.
     fn lies_down(first: fn(&Both) -> u64) {
         loom::model(move || {
-            let both = Arc::new(Both {
-                calls: Calls::new(),
-                lock: Lock(AtomicBool::new(false)),
-                posted: AtomicBool::new(false),
-                done: AtomicBool::new(false),
-            });
+            let both = Arc::new(Both::default());
             let theirs = both.clone();
             let caller = thread::spawn(move || {
                 theirs.posted.store(true, Ordering::Relaxed);
-                theirs.calls.add();
-                let mut locked = theirs.lock.try_lock();
-                if !locked {
-                    theirs.calls.busy();
-                    locked = theirs.lock.try_lock();
-                }
-                if locked {
-                    theirs.pass();
-                    theirs.lock.unlock();
-                }
+                theirs.call(|| theirs.pass());
             });
             let seen = first(&both);
             let blocks = both.lock.try_lock() && {
@@ -142,11 +158,7 @@ mod loom_tests {
     #[test]
     fn p7_a_thread_that_does_the_programs_work_and_blocks_has_missed_no_caller_that_went_away() {
         lies_down(|both| {
-            both.calls.add();
-            if both.lock.try_lock() {
-                both.pass();
-                both.lock.unlock();
-            }
+            both.call(|| both.pass());
             both.calls.taken_in()
         });
     }
@@ -154,14 +166,51 @@ mod loom_tests {
     /// The pass that comes before the rest is a call too.
     #[test]
     fn p7_a_thread_of_the_program_that_rests_has_missed_no_caller_that_went_away() {
-        lies_down(|both| {
-            let seen = both.calls.taken_in() + 1;
-            both.calls.add();
-            if both.lock.try_lock() {
-                both.pass();
-                both.lock.unlock();
-            }
-            seen
+        lies_down(|both| both.calls.rests_after(|| both.call(|| both.pass())).0);
+    }
+
+    /// Something comes for the program while a thread of it begins to rest, and another thread's call takes that in.
+    #[test]
+    fn p7_a_thread_of_the_program_does_not_rest_on_what_another_call_takes_in() {
+        // Of all runs of the model, so not loom's.
+        static RESTED: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+        loom::model(|| {
+            let both = Arc::new((Both::default(), [(); 3].map(|()| AtomicBool::new(false))));
+            let theirs = both.clone();
+            let caller = thread::spawn(move || {
+                let (both, [begun, asleep, rung]) = &*theirs;
+                // What comes before is found by the program's look before the rest.
+                if begun.load(Ordering::Acquire) {
+                    both.posted.store(true, Ordering::Relaxed);
+                    both.call(|| {
+                        // The engine slept: the pass wakes the thread.
+                        rung.store(asleep.load(Ordering::Relaxed), Ordering::Relaxed);
+                        both.pass();
+                    });
+                }
+            });
+            let (all, [begun, asleep, rung]) = &*both;
+            let (seen, idle) = all.calls.rests_after(|| {
+                begun.store(true, Ordering::Release);
+                let mut idle = false;
+                all.call(|| {
+                    idle = !all.has_work();
+                    all.pass();
+                });
+                idle
+            });
+            let falls_asleep = idle && all.lock.try_lock() && {
+                let falls_asleep = !all.has_work();
+                asleep.store(falls_asleep, Ordering::Relaxed);
+                all.lock.unlock();
+                falls_asleep
+            };
+            let blocks = falls_asleep && all.calls.none_since(seen);
+            caller.join().unwrap();
+            let (taken_in, rung) = (all.done.load(Ordering::Relaxed), rung.load(Ordering::Relaxed));
+            assert!(!blocks || !taken_in || rung, "the program waits beside what has come");
+            RESTED.fetch_or(blocks, Ordering::Relaxed);
         });
+        assert!(RESTED.load(Ordering::Relaxed), "no thread rests");
     }
 }

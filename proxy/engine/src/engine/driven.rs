@@ -149,9 +149,7 @@ impl Driven {
         let shared = &*self.shared;
         // Before the pass: a thread that looks after it leaves the engine to this one. Relaxed: only a hint.
         shared.resting.store(true, Ordering::Relaxed);
-        // Before the pass, with the call that it is: another thread's call since then may have taken in what its program has to take.
-        let seen = shared.calls.taken_in() + 1;
-        let pass = self.call(None);
+        let (seen, pass) = shared.calls.rests_after(|| self.call(None));
         match pass {
             Pass::Made(Step::Spin) => std::hint::spin_loop(),
             Pass::Made(Step::Yield) | Pass::Busy => std::thread::yield_now(),
