@@ -139,13 +139,42 @@ pub struct Bell(Arc<Sleeper>);
 
 #[derive(Debug)]
 struct Sleeper {
-    end: End,
+    heard: Heard,
     silent: AtomicBool,
+}
+
+/// Where rings come.
+enum Heard {
+    /// At a socket of the bell's own.
+    Own(End),
+    /// Among other things at a socket that another thread reads.
+    Beside(Arc<dyn AsFd + Send + Sync>),
+}
+
+impl std::fmt::Debug for Heard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if matches!(self, Heard::Own(_)) { "Own" } else { "Beside" })
+    }
+}
+
+impl AsFd for Heard {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Heard::Own(end) => end.fd(),
+            Heard::Beside(socket) => socket.as_fd(),
+        }
+    }
 }
 
 impl Bell {
     fn new(end: End) -> Bell {
-        Bell(Arc::new(Sleeper { end, silent: AtomicBool::new(false) }))
+        Bell(Arc::new(Sleeper { heard: Heard::Own(end), silent: AtomicBool::new(false) }))
+    }
+
+    /// A bell that takes no descriptor of its own: its rings come over a socket that carries other things too. The thread that
+    /// reads it wakes the sleeper once more after taking a ring, because the sleeper may look at the socket after that.
+    pub fn beside(socket: Arc<dyn AsFd + Send + Sync>) -> Bell {
+        Bell(Arc::new(Sleeper { heard: Heard::Beside(socket), silent: AtomicBool::new(false) }))
     }
 
     /// Takes over a bell that another process made for us. Fails with `InvalidInput` unless the
@@ -162,25 +191,29 @@ impl Bell {
     /// be rung again.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         // A hint about our own descriptor; it orders nothing.
-        (!self.0.silent.load(Ordering::Relaxed)).then(|| self.0.end.fd())
+        (!self.0.silent.load(Ordering::Relaxed)).then(|| self.0.heard.as_fd())
     }
 
     /// The descriptor, to be handed to the process that is to sleep.
     pub fn handle(&self) -> BorrowedFd<'_> {
-        // Only the drop reads this, and it has the bell to itself.
-        self.0.end.shared.store(true, Ordering::Relaxed);
-        self.0.end.fd()
+        if let Heard::Own(end) = &self.0.heard {
+            // Only the drop reads this, and it has the bell to itself.
+            end.shared.store(true, Ordering::Relaxed);
+        }
+        self.0.heard.as_fd()
     }
 
-    /// Takes the rings that have arrived; true if there were any.
+    /// Takes the rings that have arrived; true if there were any. Those of a bell [beside](Bell::beside) other things are taken by
+    /// the thread that reads the socket.
     pub fn drain(&self) -> bool {
+        let Heard::Own(end) = &self.0.heard else { return false };
         if self.fd().is_none() {
             return false;
         }
         for n in 0..RINGS {
-            match look(self.0.end.fd()) {
+            match look(end.fd()) {
                 Look::Message { bytes: 1.. } => {
-                    let _ = recv(self.0.end.fd(), &mut [0; 1], RecvFlags::DONTWAIT);
+                    let _ = recv(end.fd(), &mut [0; 1], RecvFlags::DONTWAIT);
                 }
                 Look::Nothing => return n > 0,
                 // The other end is closed, or sent something that our ringers never send.
@@ -210,7 +243,15 @@ impl Ringer {
     pub fn ring(&self) {
         ring(self.0.fd());
     }
+
+    /// The ringer as a call, for where other ways to wake a thread do too.
+    pub fn into_ring(self) -> Ring {
+        Box::new(move || self.ring())
+    }
 }
+
+/// Wakes a sleeping thread; does not wait.
+pub type Ring = Box<dyn Fn() + Send>;
 
 /// Rings through the descriptor of a [`Ringer`].
 pub fn ring(ringer: BorrowedFd<'_>) {

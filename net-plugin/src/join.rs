@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use pushgate::copier::HostPlace;
 use pushgate::settings::{CqEvents, NetPath, Transport};
-use pushgate_driver_shim::bell;
+use pushgate_driver_shim::bell::{self, Bell};
 use pushgate_driver_shim::memory::{HugePages, ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::segment::{Geometry, Segment, write_header};
 use pushgate_driver_shim::{ShimError, abi};
@@ -429,6 +429,8 @@ impl NewEnd {
                 let opening = LocalOpening::new(link, own.window.clone(), posted, bells);
                 let recovers = settings.recovery().is_some();
                 let opening = if recovers { opening.recovering() } else { opening };
+                // A rank may use many others, and a process may open 1,024 files.
+                let opening = if own.posts { opening } else { opening.ringing_beside() };
                 (Opening::Local(opening), None)
             }
             Some(rdma) => {
@@ -539,11 +541,18 @@ fn join_local(
     let window = met.peer.window.clone();
     let (registrations, pushed) = own.register(&PeerWindow::Shared(&window))?;
     let inbound = own.inbound(&PeerWindow::Shared(&window));
-    let recovers = met.recovers;
+    let (recovers, beside) = (met.recovers, met.beside);
     let fds = met.into_fds(own.work.clone(), own.control.clone(), peer_pid);
     let wake = own.lane.wake();
     let options = own.options(runtime);
-    let endpoint = fds.into_endpoint(options)?;
+    // The watch takes rings where it takes the frames of ends that replace their link.
+    let again_beside = again.as_ref().filter(|again| beside && again.connect.is_some());
+    let endpoint = match again_beside.map(|again| again.line.clone()) {
+        Some(line) => {
+            fds.into_endpoint_beside((Bell::beside(line.stream()), Box::new(move || line.ring())), options)?
+        }
+        None => fds.into_endpoint(options)?,
+    };
     let (endpoint, mailbox) = with_recovery(runtime, endpoint, recovers, options.key_seed, again);
     let qp = own.lane.engine.add_qp(endpoint, wake)?;
     let regions = note.gpu.then_some(false);

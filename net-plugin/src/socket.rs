@@ -38,6 +38,15 @@ pub fn received(bytes: &[u8]) -> Option<u64> {
     (*label == RECEIVED).then(|| count.try_into().ok().map(u64::from_le_bytes))?
 }
 
+/// What a frame says that wakes the engine of the end to which it comes.
+const RING: [u8; 8] = *b"PGRNG\0\0\0";
+const RING_FRAME: usize = HEADER + RING.len();
+
+/// Whether these are the bytes of a frame that wakes the engine.
+pub fn is_ring(bytes: &[u8]) -> bool {
+    *bytes == RING
+}
+
 /// A frame's bytes and descriptors.
 pub type Frame = (Vec<u8>, Vec<OwnedFd>);
 
@@ -131,6 +140,21 @@ impl Line {
     #[cfg(test)]
     pub fn is_full(&self) -> bool {
         self.out().is_full()
+    }
+
+    /// Wakes the other end's engine. If earlier frames wait, or the socket has no room, the ring is dropped: the frames in the
+    /// socket wake that engine, which looks at the socket itself.
+    pub fn ring(&self) {
+        let mut out = self.out();
+        if out.frames.is_empty() {
+            out.push_uncounted(&RING, Vec::new());
+            // An error means that the peer is gone, which the watch sees.
+            if !out.flush().unwrap_or(true)
+                && out.frames.front().is_some_and(|(left, _)| left.len() == RING_FRAME)
+            {
+                out.frames.clear();
+            }
+        }
     }
 
     /// Tells how many of the peer's frames have come, in a frame that is not counted and not sent again.

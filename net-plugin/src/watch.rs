@@ -596,6 +596,11 @@ impl Entry {
                 }
                 renewed.received += 1;
             }
+            if socket::is_ring(&bytes) {
+                channel.discard(fds);
+                self.engine.rung();
+                continue;
+            }
             if let Some(count) = farewell(&bytes) {
                 channel.discard(fds);
                 if let Some(renewed) = &mut self.renewed {

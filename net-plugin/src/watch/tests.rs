@@ -6,7 +6,7 @@ use std::process::Command;
 
 use pushgate_door::redial::Answer;
 use pushgate_door::redial::envelope::{Incoming, envelope};
-use pushgate_engine::engine::EngineOptions;
+use pushgate_engine::engine::{Drive, EngineOptions};
 
 use super::*;
 use crate::handle::VERSIONS;
@@ -51,7 +51,11 @@ fn p7_a_peer_whose_process_has_ended_is_lost_on_all_connections_though_their_soc
 
 /// A connection that replaces its links, and the other end's socket.
 fn with_frames(watch: &Watch) -> (Arc<Line>, Channel) {
-    let engine = Engine::start(EventFd::new().unwrap(), EngineOptions::default()).unwrap();
+    with_frames_for(watch, EventFd::new().unwrap(), EngineOptions::default())
+}
+
+fn with_frames_for(watch: &Watch, bell: EventFd, options: EngineOptions) -> (Arc<Line>, Channel) {
+    let engine = Engine::start(bell, options).unwrap();
     let (ours, theirs) = UnixStream::pair().unwrap();
     let line = Arc::new(Line::new(Stream::Unix(ours.into())));
     let entry = Entry {
@@ -80,6 +84,39 @@ fn p7_frames_that_a_full_socket_did_not_take_are_sent_when_the_peer_reads() {
     for n in 0..sent {
         assert_eq!(until(|| theirs.receive().unwrap()).0, [7; 4096], "frame {n} of {sent}");
     }
+    assert_eq!(until(|| theirs.receive().unwrap()).0, b"last");
+}
+
+#[test]
+fn p7_a_ring_that_the_watch_took_wakes_the_engine_that_looks_at_the_socket_after_that() {
+    let watch = Watch::start(None).unwrap();
+    let (bell, options) =
+        (EventFd::new().unwrap(), EngineOptions { drive: Drive::Caller, ..Default::default() });
+    let (_line, theirs) = with_frames_for(&watch, bell.try_clone().unwrap(), options);
+    // The engine's own thread may drain the bell first.
+    until(|| {
+        theirs.line().ring();
+        watch.listen(0);
+        bell.drain().then_some(())
+    });
+    assert_eq!(watch.shared.entries().len(), 1);
+}
+
+#[test]
+fn p8_rings_for_a_peer_that_reads_nothing_pile_up_nowhere_and_later_frames_arrive_whole() {
+    let watch = Watch::start(None).unwrap();
+    let (line, mut theirs) = with_frames(&watch);
+    for _ in 0..10_000 {
+        line.ring();
+    }
+    assert!(line.flush().unwrap(), "a ring waits for room");
+    let mut rings = 0;
+    while let Some((bytes, _)) = theirs.receive().unwrap() {
+        assert!(socket::is_ring(&bytes));
+        rings += 1;
+    }
+    assert!((1..10_000).contains(&rings), "the socket was full: {rings}");
+    line.tell(b"last", Vec::new());
     assert_eq!(until(|| theirs.receive().unwrap()).0, b"last");
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pushgate_core::session::Status;
-use pushgate_driver_shim::bell::{Bell, Ringer};
+use pushgate_driver_shim::bell::{Bell, Ring, Ringer};
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use pushgate_link::RegionSends;
 use pushgate_link::mailbox::{Mailbox, SendFrame};
@@ -60,7 +60,22 @@ pub struct Recovers {
 
 impl QpFds {
     /// The endpoint of this queue pair, for an engine of this process ([`Proxy::add_endpoint`]).
-    pub fn into_endpoint(self, options: QpOptions) -> Result<Endpoint, EngineError> {
+    pub fn into_endpoint(mut self, options: QpOptions) -> Result<Endpoint, EngineError> {
+        let ring = self.peer_bell.take().map(Ringer::into_ring);
+        self.endpoint(ring, options)
+    }
+
+    /// As [`QpFds::into_endpoint`], for ends whose engines wake each other over sockets of their programs: `bell` wakes this end's,
+    /// `ring` the peer's.
+    pub fn into_endpoint_beside(
+        self,
+        (bell, ring): (Bell, Ring),
+        options: QpOptions,
+    ) -> Result<Endpoint, EngineError> {
+        QpFds { bell: Some(bell), ..self }.endpoint(Some(ring), options)
+    }
+
+    fn endpoint(self, ring: Option<Ring>, options: QpOptions) -> Result<Endpoint, EngineError> {
         let remote = |e: &dyn std::fmt::Display| EngineError::Remote(e.to_string());
         // The engine only reads the work segment, so it gets a mapping of its own that permits nothing else.
         let work = self.work.fd().try_clone_to_owned().map_err(|e| remote(&e))?;
@@ -76,7 +91,7 @@ impl QpFds {
             peer_link: self.peer_link,
             peer_window: self.peer_window,
             bell: self.bell,
-            peer_bell: self.peer_bell,
+            peer_bell: ring,
             peer_pid: self.peer_pid,
             in_program: true,
         };

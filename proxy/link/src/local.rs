@@ -16,7 +16,7 @@ use std::sync::atomic::AtomicU64;
 
 use pushgate_core::gate::{Budget, Permit};
 use pushgate_driver_shim::abi;
-use pushgate_driver_shim::bell::{Bell, Ringer};
+use pushgate_driver_shim::bell::{Bell, Ring};
 use pushgate_driver_shim::record::{Record, RecordWords};
 use pushgate_driver_shim::segment::Geometry;
 
@@ -70,7 +70,7 @@ pub struct LocalLink {
     /// Rung by the peer's engine.
     bell: Option<Bell>,
     /// Rings the peer's engine.
-    peer_bell: Option<Ringer>,
+    peer_bell: Option<Ring>,
     /// Regions of this process that messages may go out of, by key.
     regions: BTreeMap<u32, OwnRegion>,
     peer_process: Option<Box<dyn PeerProcess>>,
@@ -101,7 +101,7 @@ impl LocalLink {
         peer: &Mapped,
         peer_geometry: &Geometry,
         window: Mapped,
-        (bell, peer_bell): (Option<Bell>, Option<Ringer>),
+        (bell, peer_bell): (Option<Bell>, Option<Ring>),
         processes: Processes,
     ) -> Self {
         let peer_process = processes.peer;
@@ -241,8 +241,8 @@ impl Link for LocalLink {
             return Ok(false);
         }
         Ok(match &self.peer_bell {
-            Some(bell) if self.peer.must_ring() => {
-                bell.ring();
+            Some(ring) if self.peer.must_ring() => {
+                ring();
                 true
             }
             _ => false,

@@ -195,7 +195,7 @@ impl Memory {
             link: self.link.clone(),
             peer_link: peer.link_read.clone(),
             peer_window: peer.window_read.clone(),
-            peer_bell,
+            peer_bell: peer_bell.map(Ringer::into_ring),
             peer_pid: Some(std::process::id()),
             in_program: true,
         }

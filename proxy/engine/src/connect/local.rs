@@ -30,6 +30,9 @@ pub struct LocalOffer {
     /// It replaces a link that breaks. An earlier release says nothing, and does not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     recovers: bool,
+    /// Rings may come over the socket of the ends' programs, in place of the doorbell. An earlier release says nothing.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    beside: bool,
 }
 
 /// The other end's memory, mapped for reading, and its doorbell.
@@ -52,6 +55,7 @@ pub struct LocalOpening {
     /// The bell that only the other end rings, and the ringer that it is handed.
     bells: Option<(Bell, Ringer)>,
     recovers: bool,
+    beside: bool,
 }
 
 /// This end of a `local` queue pair, with the other end's memory and doorbell.
@@ -60,6 +64,7 @@ pub struct LocalPrepared {
     bell: Option<Bell>,
     peer: LocalPeer,
     recovers: bool,
+    beside: bool,
 }
 
 /// This end of a `local` queue pair, once both ends are ready: what an engine is handed.
@@ -72,6 +77,8 @@ pub struct LocalMet {
     pub peer: LocalPeer,
     /// Both ends replace a link that breaks.
     pub recovers: bool,
+    /// The ends' engines wake each other over the programs' socket, and have no doorbells.
+    pub beside: bool,
 }
 
 impl LocalOpening {
@@ -82,12 +89,18 @@ impl LocalOpening {
         posted_receives: bool,
         bells: Option<(Bell, Ringer)>,
     ) -> Self {
-        LocalOpening { link, window, posted_receives, bells, recovers: false }
+        LocalOpening { link, window, posted_receives, bells, recovers: false, beside: false }
     }
 
     /// Has the end replace a link that breaks, if the other end does so too ([`LocalMet::recovers`]).
     pub fn recovering(self) -> Self {
         LocalOpening { recovers: true, ..self }
+    }
+
+    /// Has the engines ring over the socket that the programs keep, if both ends can, replace links and sleep
+    /// ([`LocalMet::beside`]): a doorbell takes two descriptors of each end.
+    pub fn ringing_beside(self) -> Self {
+        LocalOpening { beside: true, ..self }
     }
 
     pub(super) fn offer(&self) -> LocalOffer {
@@ -99,6 +112,7 @@ impl LocalOpening {
             posted_receives: self.posted_receives,
             rings: self.bells.is_some(),
             recovers: self.recovers,
+            beside: self.beside,
         }
     }
 
@@ -114,15 +128,22 @@ impl LocalOpening {
         offer: &LocalOffer,
         fds: Vec<OwnedFd>,
     ) -> Result<LocalPrepared, String> {
-        let peer = offer.take(fds, peer)?;
+        let mut peer = offer.take(fds, peer)?;
+        let mut bell = self.bells.map(|(bell, _)| bell);
         let recovers = self.recovers && offer.recovers;
-        Ok(LocalPrepared { link: self.link, bell: self.bells.map(|(bell, _)| bell), peer, recovers })
+        // Where one end's engine polls, the other end's bell is the one that is left.
+        let beside = recovers && self.beside && offer.beside && bell.is_some() && peer.bell.is_some();
+        if beside {
+            (bell, peer.bell) = (None, None);
+        }
+        Ok(LocalPrepared { link: self.link, bell, peer, recovers, beside })
     }
 }
 
 impl LocalPrepared {
     pub(super) fn meet(self) -> LocalMet {
-        LocalMet { link: self.link, bell: self.bell, peer: self.peer, recovers: self.recovers }
+        let LocalPrepared { link, bell, peer, recovers, beside } = self;
+        LocalMet { link, bell, peer, recovers, beside }
     }
 }
 

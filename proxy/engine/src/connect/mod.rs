@@ -261,13 +261,17 @@ mod tests {
     };
 
     fn opening(rank: u32, rings: bool) -> Opening {
+        Opening::Local(local(rank, rings))
+    }
+
+    fn local(rank: u32, rings: bool) -> LocalOpening {
         let geometry = Geometry { rank, ..GEOMETRY };
         let make = |bytes| Arc::new(SharedMemory::builder("connect-test", bytes).create().unwrap());
         let link = make(geometry.bytes(Segment::Link));
         write_header(&link, Segment::Link, &geometry).unwrap();
         let window: Arc<dyn Window> = make(geometry.window_bytes());
         let bells = rings.then(|| bell::pair().unwrap());
-        Opening::Local(LocalOpening::new(link, window, false, bells))
+        LocalOpening::new(link, window, false, bells)
     }
 
     fn no_memory(name: &str, _bytes: usize) -> Result<SharedMemory, pushgate_driver_shim::ShimError> {
@@ -288,6 +292,32 @@ mod tests {
         for (end, places, peer, sleeps) in [(a, at_b, 1, false), (b, at_a, 0, true)] {
             let Met::Local(met) = end.meet(&places).unwrap() else { panic!("not over RDMA") };
             assert_eq!((met.peer.geometry.rank, met.peer.bell.is_some()), (peer, sleeps));
+        }
+    }
+
+    #[test]
+    fn ends_have_no_doorbells_where_both_ring_beside_replace_links_and_sleep_and_else_those_that_they_offered()
+     {
+        // The other end: one that rings beside; one that replaces no link; one that knows doorbells alone, as an earlier release;
+        // one whose engine polls.
+        let beside = |rank| local(rank, true).recovering().ringing_beside();
+        let others = [
+            (beside(1), true, true),
+            (local(1, true).ringing_beside(), true, false),
+            (local(1, true).recovering(), true, false),
+            (local(1, false).recovering().ringing_beside(), false, false),
+        ];
+        for (n, (other, offers, expected)) in others.into_iter().enumerate() {
+            let (a, b) = (Opening::Local(beside(0)), Opening::Local(other));
+            let (from_a, from_b) = (a.offer((), &[]).unwrap(), b.offer((), &[]).unwrap());
+            let (a, ..) = a.prepare::<()>(1, from_b, 0, &mut no_memory).unwrap();
+            let (b, ..) = b.prepare::<()>(0, from_a, 0, &mut no_memory).unwrap();
+            for (end, [own, peers]) in [(a, [true, offers]), (b, [offers, true])] {
+                let Met::Local(met) = end.meet(&[]).unwrap() else { panic!("not over RDMA") };
+                let bells = [met.bell.is_some(), met.peer.bell.is_some()];
+                let doorbells = if expected { [false; 2] } else { [own, peers] };
+                assert_eq!((met.beside, bells), (expected, doorbells), "{n}");
+            }
         }
     }
 

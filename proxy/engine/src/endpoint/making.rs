@@ -10,7 +10,7 @@ use pushgate_core::outbound::Outbound;
 use pushgate_core::session::Session;
 use pushgate_core::staging::Staging;
 use pushgate_driver_shim::abi;
-use pushgate_driver_shim::bell::{Bell, Ringer};
+use pushgate_driver_shim::bell::{Bell, Ring};
 use pushgate_driver_shim::memory::{ReadOnlyMemory, SharedMemory};
 use pushgate_driver_shim::segment::{Geometry, Segment, check_header};
 use pushgate_driver_shim::window::Interrupt;
@@ -39,7 +39,7 @@ pub struct QpMemory {
     /// What the peer rings to wake this engine, if this engine sleeps.
     pub bell: Option<Bell>,
     /// Wakes the peer's engine, where it can be woken.
-    pub peer_bell: Option<Ringer>,
+    pub peer_bell: Option<Ring>,
     /// The peer's process, by its number in this process's PID namespace: payload that the peer sends out of regions is
     /// read there.
     pub peer_pid: Option<u32>,

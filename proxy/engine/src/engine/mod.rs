@@ -365,6 +365,11 @@ impl Engine {
         self.ask(|reply| Command::PeerEnded(qp, status, reply))
     }
 
+    /// Wakes the engine if it sleeps, after a peer's ring was taken in its place ([`Bell::beside`]).
+    pub fn rung(&self) {
+        self.bell.ring();
+    }
+
     /// Tells a queue pair that frames of its peer wait in its [`Mailbox`](pushgate_link::mailbox::Mailbox). Waits for nothing.
     pub fn control(&self, qp: QpId) -> Result<(), EngineError> {
         self.send(Some(Command::Control(qp)))

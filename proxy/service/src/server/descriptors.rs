@@ -136,7 +136,7 @@ impl QpDescriptors {
             peer_link: readable(peer_link, 3)?,
             peer_window: readable(peer_window, 4)?,
             bell,
-            peer_bell,
+            peer_bell: peer_bell.map(Ringer::into_ring),
             // The server reads no memory of the peer's process: the program may read there, this process need not.
             peer_pid: None,
             in_program: false,

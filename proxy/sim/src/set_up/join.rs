@@ -236,6 +236,7 @@ pub(crate) fn local_link(
     bells: (Option<Bell>, Option<Ringer>),
 ) -> Box<dyn Link> {
     let processes = Processes { peer: Some(Box::new(SimulatedProcess)), in_program: true };
+    let bells = (bells.0, bells.1.map(Ringer::into_ring));
     let link = LocalLink::new(own, &geometry, theirs, peer_geometry, window, bells, processes);
     let control = q.controls[end].clone();
     Box::new(link.with_segments(Box::new(move |bytes| {
