@@ -423,7 +423,7 @@ mod tests {
             What::Done { request: request + 1, tests: 0, sizes: vec![0] },
             What::Failed { code: 6 },
         ];
-        let more = more.into_iter().map(|what| Event { time, took: 200, thread: 3, what });
+        let more = more.into_iter().map(|what| Event { time, took: 50, thread: 3, what });
         receive.events.splice(last..last, more);
         [receive, send]
     }
