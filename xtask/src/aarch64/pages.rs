@@ -3,6 +3,7 @@
 //! Debian has kernels for ARM with pages of 4 and of 16 KiB. So the kernel is built of Debian's sources, with nothing but what the
 //! tests need: no disk, no network device, no module. Its first file system holds the tests and their libraries.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -118,7 +119,7 @@ fn qemu(paths: &Paths, guard: Guard) -> Result<PathBuf> {
     Ok(dir.join("usr/bin/qemu-system-aarch64"))
 }
 
-/// The guest's first file system.
+/// The guest's first file system. Libraries lie where the programs name them.
 fn initrd(out: &Path, tools: &Toolchain, jobs: &[Job], guard: Guard) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
     for folder in ["proc", "sys", "dev", "tmp", "jobs"] {
@@ -136,11 +137,18 @@ fn initrd(out: &Path, tools: &Toolchain, jobs: &[Job], guard: Guard) -> Result<V
         list += &format!("{name} {arguments}\n");
     }
     archive.file("list", list.as_bytes());
-    archive.folder("lib");
+    let libraries = tools.libraries();
+    let mut folders = BTreeSet::new();
+    for folder in libraries.ancestors().collect::<Vec<_>>().into_iter().rev().skip(1) {
+        let name = folder.strip_prefix("/")?.display().to_string();
+        if folders.insert(name.clone()) {
+            archive.folder(&name);
+        }
+    }
     for library in LIBRARIES {
-        let file = tools.libraries().join(library);
+        let file = libraries.join(library);
         let content = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
-        archive.file(&format!("lib/{library}"), &content);
+        archive.file(&file.strip_prefix("/")?.display().to_string(), &content);
     }
     Ok(archive.finish())
 }

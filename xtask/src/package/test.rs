@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::natives;
-use super::{ALL, Arch, For, Kind};
+use super::{ALL, Arch, Kind};
 use crate::aarch64;
 use crate::bench::{Bench, Outcome, both};
 use crate::chroot::{Emulation, Root};
@@ -44,9 +44,8 @@ const INSTALLED: &[&str] = &[
 /// What a Debian has that gets no package of its own kind: the archive and the wheel serve it.
 const OLD: &[&str] = &["g++", "pkg-config", "python3-venv", "iproute2", "man-db", "bash"];
 
-/// What a Debian for 64-bit ARM has: what the packages depend on, and Python. Of the compilers that dkms does with, the smallest: it
-/// builds no module there.
-const ON_ARM: &[&str] = &["python3-venv", "iproute2", "adduser", "dkms", "tcc", "kmod", "udev", "rpm"];
+/// What a Debian for 64-bit ARM has: what the packages depend on, and Python.
+const ON_ARM: &[&str] = &["python3-venv", "iproute2", "adduser", "dkms", "kmod", "udev", "rpm"];
 
 /// Checks the bindings' types as a user's program sees them.
 const MYPY: [&str; 6] = [
@@ -61,7 +60,7 @@ const MYPY: [&str; 6] = [
 /// The wheel, installed into a fresh virtual environment without Rust.
 pub fn wheel(bench: &mut Bench) -> Result<Outcome> {
     let (paths, guard) = (&bench.paths, bench.guard);
-    let wheel = super::build(paths, Arch::HOST, For::Tests, &[Kind::Wheel], guard)?.remove(0);
+    let wheel = super::build(paths, Arch::HOST, &[Kind::Wheel], guard)?.remove(0);
     let caller = caller(bench, Arch::HOST)?;
     let fresh = paths.scratch("wheel-test")?;
     fs::remove_dir_all(&fresh)?;
@@ -134,7 +133,7 @@ pub fn packages_for_arm(bench: &mut Bench) -> Result<Outcome> {
 /// A folder with every package of an architecture and what the tests take beside them.
 fn given(bench: &Bench, arch: Arch) -> Result<PathBuf> {
     let (paths, guard) = (&bench.paths, bench.guard);
-    let packages = super::build(paths, arch, For::Tests, &ALL, guard)?;
+    let packages = super::build(paths, arch, &ALL, guard)?;
     let caller = caller(bench, arch)?;
     let given = paths.scratch(&format!("given-{}", arch.name()))?;
     fs::remove_dir_all(&given)?;
@@ -149,5 +148,5 @@ fn given(bench: &Bench, arch: Arch) -> Result<PathBuf> {
 
 /// The program that drives the plugin as NCCL does, for old hosts too.
 fn caller(bench: &Bench, arch: Arch) -> Result<PathBuf> {
-    natives::test_program(&bench.paths, arch, "nccl-caller", bench.guard)
+    natives::test_program(&bench.paths, arch, "pushgate-tests", "nccl-caller", bench.guard)
 }
