@@ -5,8 +5,7 @@
 //! of host memory, by a CPU. LL128 sends one sixteenth more than the payload, out of GPU memory, and its kernels take what
 //! arrives line by line, so a step of the ring begins before the message of the step before is complete.
 //!
-//! Over TCP a message costs a CPU about as much as some 16 KiB of its bytes do, at each end, and NCCL's model would take LL with eight
-//! channels up to 1 MiB.
+//! Over TCP, where a CPU copies all bytes at both ends, NCCL's model takes LL with eight channels up to 1 MiB.
 
 /// Which of NCCL's protocols a collective may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
