@@ -16,7 +16,7 @@ use std::sync::Arc;
 use pushgate_driver_shim::log::Foreign;
 use pushgate_driver_shim::memory::ReadOnlyMemory;
 use pushgate_engine::recorder::report::Process;
-use pushgate_engine::recorder::{JOB, MOST_BYTES, Memory, NAME, read};
+use pushgate_engine::recorder::{JOB, MOST_BYTES, Memory, NAME, ReadError, read};
 use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, openat};
 
 /// The most bytes of one process's recorders that are read: 16,000 queue pairs.
@@ -57,8 +57,9 @@ pub fn one(pid: u32) -> io::Result<Found> {
         } else if name == NAME.as_bytes() {
             match open(&path, &mut left) {
                 // A child of `fork` has its parent's descriptors.
-                Ok(memory) if memory.pid() != own => {}
-                Ok(memory) => engines.entry(memory.engine()).or_default().push(memory),
+                Ok(Some(memory)) if memory.pid() != own => {}
+                Ok(None) => {}
+                Ok(Some(memory)) => engines.entry(memory.engine()).or_default().push(memory),
                 Err(e) => unread.push(format!("a recorder of process {pid} can't be read: {e}")),
             }
         }
@@ -88,18 +89,27 @@ fn memfd(link: &OsStr) -> Option<&[u8]> {
 }
 
 /// Opens a recorder's memory, if it has no more bytes than are `left` for this process. A process may have given another file
-/// such a name: that is refused, and not waited for.
-fn open(path: &Path, left: &mut u64) -> Result<Memory, String> {
+/// such a name: that is refused, and not waited for. `None` if the process is still setting the recorder up: its engine does not run yet.
+fn open(path: &Path, left: &mut u64) -> Result<Option<Memory>, String> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let fd: OwnedFd = openat(CWD, path, flags, Mode::empty()).map_err(|e| e.to_string())?;
     let stat = fstat(&fd).map_err(|e| e.to_string())?;
     let (bytes, most) = (u64::try_from(stat.st_size).unwrap_or(0), MOST_BYTES.min(*left));
-    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || !(1..=most).contains(&bytes) {
+    let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    if regular && bytes == 0 {
+        return Ok(None);
+    }
+    if !regular || bytes > most {
         return Err(format!("it has {bytes} bytes, expected 1 to {most} of a memfd"));
     }
     *left -= bytes;
     let memory = ReadOnlyMemory::from_fd(fd, bytes as usize).map_err(|e| e.to_string())?;
-    Memory::open(&Arc::new(memory)).map_err(|e| e.to_string())
+    match Memory::open(&Arc::new(memory)) {
+        Ok(memory) => Ok(Some(memory)),
+        // The magic is written last.
+        Err(ReadError::Magic(0)) => Ok(None),
+        Err(e) => Err(e.to_string()),
+    }
 }
 
 /// The process's number in its own PID namespace.

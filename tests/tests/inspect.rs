@@ -7,7 +7,10 @@ use std::time::Duration;
 
 use pushgate::settings::PluginSettings;
 use pushgate::{Comm, Context, Launch, Module, QpConfig, Settings, upload_descriptors};
+use pushgate_driver_shim::memory::SharedMemory;
+use pushgate_engine::recorder::{JOB, NAME};
 use pushgate_tests::{hang, pushgate, wait_until};
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -290,6 +293,17 @@ fn what_is_not_there_is_said_with_what_is() {
     );
     assert_eq!(inspect(&[&own]), (Some(1), String::new(), none));
     assert_eq!(inspect(&[]).0, Some(2));
+}
+
+/// The engine of such a recorder does not run yet, and its process is of a job already.
+#[test]
+fn a_recorder_that_is_being_set_up_is_passed_over() {
+    let job = job("begun");
+    let _of_the_job = memfd_create(format!("{JOB}{job}"), MemfdFlags::CLOEXEC).unwrap();
+    let _without_size = memfd_create(NAME, MemfdFlags::CLOEXEC).unwrap();
+    let _without_head = SharedMemory::builder(NAME, 1 << 16).create().unwrap();
+    let _ranks = two(&job, 0, false, &[]);
+    says(&[&job], "neither rank 0 nor rank 1 has anything to send", 2);
 }
 
 #[test]
