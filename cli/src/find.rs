@@ -18,6 +18,7 @@ use pushgate_driver_shim::memory::ReadOnlyMemory;
 use pushgate_engine::recorder::report::Process;
 use pushgate_engine::recorder::{JOB, MOST_BYTES, Memory, NAME, ReadError, read};
 use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, openat};
+use rustix::io::Errno;
 
 /// The most bytes of one process's recorders that are read: 16,000 queue pairs.
 const MOST: u64 = 64 << 20;
@@ -89,10 +90,14 @@ fn memfd(link: &OsStr) -> Option<&[u8]> {
 }
 
 /// Opens a recorder's memory, if it has no more bytes than are `left` for this process. A process may have given another file
-/// such a name: that is refused, and not waited for. `None` if the process is still setting the recorder up: its engine does not run yet.
+/// such a name: that is refused, and not waited for. `None` if the process is still setting the recorder up, or has closed it already.
 fn open(path: &Path, left: &mut u64) -> Result<Option<Memory>, String> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let fd: OwnedFd = openat(CWD, path, flags, Mode::empty()).map_err(|e| e.to_string())?;
+    let fd: OwnedFd = match openat(CWD, path, flags, Mode::empty()) {
+        // The process has closed it, or has ended, since its name was read.
+        Err(Errno::NOENT | Errno::SRCH) => return Ok(None),
+        opened => opened.map_err(|e| e.to_string())?,
+    };
     let stat = fstat(&fd).map_err(|e| e.to_string())?;
     let (bytes, most) = (u64::try_from(stat.st_size).unwrap_or(0), MOST_BYTES.min(*left));
     let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;

@@ -113,6 +113,8 @@ def cancelled(backend, parameters, _):
 def killed_and_back(backend, parameters, _):
     """An agent that is killed under traffic fails its peer's transfers, and comes back under its name with new metadata."""
     first, second = pair(backend, parameters, 16 << 20)
+    # To connect may take longer than the sleep below.
+    expect("outcome", first.call("transfer", "READ", [(0, 1 << 20)], [(second.address, 1 << 20)], "second"), "DONE")
     for round in range(3):
         first.ask("traffic", "WRITE" if round % 2 else "READ", second.address, "second", HANG)
         time.sleep(0.5)

@@ -12,6 +12,7 @@ pub mod rma;
 pub mod users;
 
 use std::io::Write;
+use std::time::Duration;
 
 pub use built::pushgate;
 pub use ended::output;
@@ -27,6 +28,15 @@ pub fn children(pid: u32) -> Vec<u32> {
         .flat_map(|text| text.split_whitespace())
         .map(|child| child.parse().expect("a number"))
         .collect()
+}
+
+/// The CPU time that a process has used, or 0 if there is none.
+pub fn cpu_time(pid: u32) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let mut fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace().skip(11);
+    let mut ticks = || fields.next().and_then(|ticks| ticks.parse::<u64>().ok()).unwrap_or(0);
+    // Ticks are hundredths of a second.
+    Duration::from_millis(10 * (ticks() + ticks()))
 }
 
 /// Reports that a test did not run, and why: on standard output and, if `PUSHGATE_SKIP_LOG` names a

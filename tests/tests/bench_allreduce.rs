@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pushgate::settings::PluginSettings;
-use pushgate_tests::{hang, patience, pushgate, wait_until};
+use pushgate_tests::{cpu_time, hang, patience, pushgate, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -106,15 +106,6 @@ fn parent_of(pid: u32) -> Option<u32> {
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     (fields.next()? != "Z").then_some(())?;
     fields.next()?.parse().ok()
-}
-
-/// The CPU time that a process has used.
-fn cpu_time(pid: u32) -> Duration {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let mut fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace().skip(11);
-    let mut ticks = || fields.next().and_then(|ticks| ticks.parse::<u64>().ok()).unwrap_or(0);
-    // Ticks are hundredths of a second.
-    Duration::from_millis(10 * (ticks() + ticks()))
 }
 
 fn role_of(pid: u32) -> Option<String> {

@@ -535,7 +535,9 @@ fn a_proxy_of_another_user_serves_the_users_that_it_names_and_says_what_they_hol
     std::fs::set_permissions(&folder.0, std::fs::Permissions::from_mode(0o755)).unwrap();
     std::os::unix::fs::chown(&folder.0, Some(PROXY), Some(PROXY)).unwrap();
     let command = folder.0.join("pushgate");
-    std::fs::copy(pushgate(), &command).unwrap();
+    // By another process: a child of another test would have the file open for writing until it runs its program, and this one would
+    // not start.
+    assert!(Command::new("cp").arg(pushgate()).arg(&command).status().unwrap().success());
     std::fs::set_permissions(&command, std::fs::Permissions::from_mode(0o755)).unwrap();
     let socket = folder.file("proxy");
     let as_user = |uid: u32, args: &[&str]| {

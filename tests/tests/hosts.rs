@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pushgate_tests::namespaces::{Namespaces, Running, ip};
-use pushgate_tests::{hang, pushgate, wait_until};
+use pushgate_tests::{hang, patience, pushgate, wait_until};
 use serde_json::Value;
 
 /// Held by each test: there may be few cores.
@@ -138,7 +138,8 @@ fn p6_a_host_that_is_cut_off_for_a_second_goes_on_and_nothing_is_lost() {
 #[test]
 fn p7_a_host_that_stays_cut_off_ends_the_job_and_is_named() {
     let Some(hosts) = Hosts::new() else { return };
-    let ranks = hosts.start(&["--size", "16M", "--iters", "1000", "--timeout", "8s", "--recover", "2s"]);
+    let timeout = format!("{}ms", patience(Duration::from_secs(8)).as_millis());
+    let ranks = hosts.start(&["--size", "16M", "--iters", "1000", "--timeout", &timeout, "--recover", "2s"]);
     wait_until("much has been sent", || hosts.sent(3) > 40 << 20);
     hosts.cable(3, "down");
     let ended: Vec<_> = ranks.into_iter().map(Running::end).collect();
@@ -155,10 +156,11 @@ fn p7_a_host_that_stays_cut_off_ends_the_job_and_is_named() {
 #[test]
 fn p8_hosts_with_another_secret_or_none_do_not_get_in() {
     let Some(hosts) = Hosts::new() else { return };
+    let timeout = format!("{}ms", patience(Duration::from_secs(3)).as_millis());
     for (secret, says) in [(Some("another secret of many bytes"), "secret"), (None, "secret")] {
         let start = |host: usize| {
             let mut command = hosts.command(host);
-            command.args(["--ranks", "2", "--nodes", "2", "--timeout", "3s", "--job", "hosts"]);
+            command.args(["--ranks", "2", "--nodes", "2", "--timeout", &timeout, "--job", "hosts"]);
             command.args(["--qp", "tcp", "--size", "64K"]);
             if host == 1 {
                 match secret {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use pushgate::settings::PluginSettings;
 use pushgate_tests::built::scratch;
-use pushgate_tests::{hang, pushgate, wait_until};
+use pushgate_tests::{hang, patience, pushgate, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -234,14 +234,22 @@ fn ranks_that_share_a_gpu_run_what_can_run_and_are_warned_of() {
 #[test]
 fn a_kernel_that_never_ends_and_a_rank_that_dies_are_told_with_rank_and_pid() {
     let args = "--collectives all_reduce --transports pushgate";
-    let stuck = check("stuck", &format!("{args} --timeout 3s"), &[("STAND_IN_FAULT", "stuck")]);
+    // The ranks meet within it too.
+    let timeout = patience(Duration::from_secs(3));
+    let stuck = check(
+        "stuck",
+        &format!("{args} --timeout {}ms", timeout.as_millis()),
+        &[("STAND_IN_FAULT", "stuck")],
+    );
     assert_eq!(stuck.code, Some(1));
     let said = &stuck.stderr;
     assert!(
         said.contains("pushgate: pushgate failed in round 1: rank ") && said.contains(" (pid "),
         "{said}"
     );
-    assert!(said.contains("it did not end within 3.0 s; NCCL's log said last: Channel 00/0"), "{said}");
+    let ended =
+        format!("it did not end within {:.1} s; NCCL's log said last: Channel 00/0", timeout.as_secs_f32());
+    assert!(said.contains(&ended), "{said}");
     let dies = check("dies", args, &[("STAND_IN_FAULT", "dies")]);
     assert_eq!(dies.code, Some(1));
     assert!(

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pushgate::settings::PluginSettings;
-use pushgate_tests::{hang, pushgate};
+use pushgate_tests::{cpu_time, hang, patience, pushgate, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -255,8 +255,9 @@ fn p7_a_rank_that_dies_ends_the_other_and_a_parent_that_dies_both() {
             within("two ranks start");
             std::thread::sleep(Duration::from_millis(5));
         };
-        // Into the exchange, or nearly.
-        std::thread::sleep(Duration::from_millis(300));
+        // Into the exchange, which polls.
+        let worked = |pid| cpu_time(pid) >= patience(Duration::from_millis(300));
+        wait_until("both ranks work", || both.iter().all(|(_, pid)| worked(*pid as u32)));
         let doomed = if victim == "rank" { both[1].1 } else { parent.id() as i32 };
         kill_process(Pid::from_raw(doomed).unwrap(), Signal::KILL).unwrap();
         let ended = parent.wait_with_output().unwrap();

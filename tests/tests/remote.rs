@@ -586,9 +586,10 @@ fn nothing_is_left_of_a_program_that_is_gone() {
             let stream = server.raw();
             let _ = send_message(&stream, b"{", &[page.fd()]);
         }
-        until("programs gone", || (descriptors(), mappings()) == idle);
+        // The server may have had a file open for a moment, so that there are fewer now.
+        until("programs gone", || descriptors() <= idle.0 && mappings() <= idle.1);
     }
-    until("server gone", || (descriptors(), mappings()) == before);
+    until("server gone", || descriptors() <= before.0 && mappings() <= before.1);
 }
 
 #[test]

@@ -135,8 +135,8 @@ const KILLS: usize = 10;
 
 /// Runs this kernel of recovering.cu on both ranks, and calls `kill` [`KILLS`] times meanwhile.
 fn run(kernel: &str, ranks: &[Rank; 2], mut kill: impl FnMut(usize)) {
-    // More than the kernels make until the last kill. With a core for each thread a round takes a few microseconds.
-    let all_rounds: u64 = if std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 4) {
+    // More than the kernels make until the last kill. With cores for the kernels a round takes a few microseconds.
+    let all_rounds: u64 = if std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 2) {
         400_000
     } else {
         20_000

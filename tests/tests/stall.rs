@@ -49,7 +49,7 @@ fn says_so_once_for_each_stall(drive: Drive) {
             posted += sender.post(inline_send(posted), b"stalls") as u32;
         }
         // The test may be so slow that the engines say something of what it has done by halves.
-        let at_end = format!("released {}, ", 8 * round);
+        let at_end = format!("released {0}, received by rank 1 {0}, ", 8 * round);
         let taken = format!("shown {}, taken by the device {}; ", 8 * round, 8 * (round - 1));
         let last = |log: &Log| log.lines().pop().unwrap_or_default();
         wait_until("the report of both ends", || {

@@ -203,7 +203,7 @@ fn receive_from_one_that_ends(o: &Options, sender: &str, before: usize) {
     peer.barrier();
     assert!(child.wait().expect("wait").success(), "the sender failed");
     // Until this process has seen the end of the other one.
-    std::thread::sleep(STILL);
+    std::thread::sleep(patience(STILL));
     posted.extend(buffers[before..].iter().map(post));
     for (number, (request, _)) in posted[..MESSAGES].iter().enumerate() {
         wait(&plugin, *request).unwrap_or_else(|e| panic!("message {number} is lost: {e}"));
@@ -221,7 +221,7 @@ pub fn gone_second(o: &Options) {
     send_all(o);
     if over_tcp() {
         // Until the plugin's threads have given the bytes to the kernel.
-        std::thread::sleep(STILL);
+        std::thread::sleep(patience(STILL));
     }
     std::process::exit(0);
 }

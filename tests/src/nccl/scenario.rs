@@ -993,10 +993,13 @@ pub fn lost_rank(o: &Options) {
         std::thread::sleep(Duration::from_millis(50));
         kill_process(copier, Signal::STOP).expect("a copier");
         if let Some(pushgate) = std::env::var_os("NCCL_CALLER_PUSHGATE") {
-            let said = Command::new(pushgate).args(["inspect", &std::process::id().to_string()]).output();
-            let said = String::from_utf8(said.expect("pushgate inspect").stdout).expect("text");
             let named = format!("'s GPU (process {}) is stopped: state T", copier.as_raw_nonzero());
-            assert!(said.contains(&named), "no {named:?} in\n{said}");
+            // A signal stops a process when it next has a core.
+            crate::wait_until(&named, || {
+                let said =
+                    Command::new(&pushgate).args(["inspect", &std::process::id().to_string()]).output();
+                String::from_utf8(said.expect("pushgate inspect").stdout).expect("text").contains(&named)
+            });
         }
         kill_process(copier, Signal::KILL).expect("a copier");
     });
