@@ -22,7 +22,7 @@ fn main() {
         .extra_warnings(true);
     if let Ok(compiler) = env::var(CXX) {
         shim.compiler(&compiler).cpp_link_stdlib(None);
-        println!("cargo:rustc-cdylib-link-arg={}", library(&compiler).display());
+        println!("cargo:rustc-link-arg={}", library(&compiler).display());
     }
     shim.compile("pushgate_nixl_shim");
     // Threads of ours may end after NIXL has closed the plugin.

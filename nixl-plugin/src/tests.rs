@@ -22,17 +22,23 @@ fn ways_by_messages() -> Vec<Vec<(&'static str, &'static str)>> {
     ways().into_iter().filter(|way| way[..] != [("qp", "local")]).collect()
 }
 
-/// Over what two agents reach each other: the first way may copy directly. With `_PUSHGATE_TEST_IB_DEV` in the environment over that
-/// RDMA device alone.
+/// Whether a process reads another's memory here: QEMU's emulation of a process lacks the system call.
+fn goes_directly() -> bool {
+    pushgate_link::process_vm_readv_callable().is_ok()
+}
+
+/// Over what two agents reach each other: by the first way, where there is it, bytes may go directly. With `_PUSHGATE_TEST_IB_DEV` in
+/// the environment over that RDMA device alone.
 fn ways() -> Vec<Vec<(&'static str, &'static str)>> {
     const DEVICE: &str = "_PUSHGATE_TEST_IB_DEV";
     match std::env::var(DEVICE) {
         Ok(device) => vec![vec![("qp", "verbs"), ("ib_dev", device.leak())]],
-        Err(_) => vec![
-            vec![("qp", "local")],
-            vec![("qp", "local"), ("direct", "false")],
-            vec![("qp", "tcp"), ("host", "127.0.0.1")],
-        ],
+        Err(_) => {
+            let direct = goes_directly().then(|| vec![("qp", "local")]);
+            let others =
+                [vec![("qp", "local"), ("direct", "false")], vec![("qp", "tcp"), ("host", "127.0.0.1")]];
+            direct.into_iter().chain(others).collect()
+        }
     }
 }
 
@@ -368,6 +374,10 @@ fn hostile(random: &mut Random, victim: &Memory) -> (u32, Vec<u8>) {
 fn p8_a_hostile_agent_touches_no_memory_and_stops_no_other_connection() {
     let ways = [[("qp", "local"), ("host", "127.0.0.1")], [("qp", "tcp"), ("host", "127.0.0.1")]];
     for (way, kind) in [(ways[0], HOST), (ways[0], GPU), (ways[1], HOST)] {
+        // Bytes between the other two agents go directly over `local`.
+        if way == ways[0] && !goes_directly() {
+            continue;
+        }
         a_hostile_agent_touches_no_memory(&way, kind);
     }
 }

@@ -11,7 +11,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use self::toolchain::Toolchain;
+pub use self::toolchain::Toolchain;
 use crate::bench::{Bench, Outcome};
 use crate::output::say;
 use crate::paths::Paths;
@@ -46,7 +46,7 @@ impl Cross {
 }
 
 /// What the step needs beside what is fetched.
-pub const NEEDS: &[Need] = &[Need::Cxx, Need::ModuleBuild, Need::KernelBuild, Need::Qemu];
+pub const NEEDS: &[Need] = &[Need::Cxx, Need::Python, Need::ModuleBuild, Need::KernelBuild, Need::Qemu];
 
 /// The scenarios of tests/litmus/orderings.cc that run with nothing weakened: each operation of the device API, with threads
 /// of every scope, against engines that read and write the payload. (QEMU on x86 shows no reordering that x86 forbids.)

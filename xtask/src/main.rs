@@ -217,7 +217,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
                 .filter(|(i, _)| takes(*i))
                 .map(|(_, kind)| kind)
                 .collect();
-            for package in package::build(&paths, arch, &kinds, Guard::NONE)? {
+            for package in package::build(&paths, arch, package::For::Users, &kinds, Guard::NONE)? {
                 println!("{}", package.display());
             }
             Ok(ExitCode::SUCCESS)

@@ -85,7 +85,12 @@ pub fn command(program: impl AsRef<OsStr>, dir: &Path) -> Command {
 
 /// The cargo that runs this program.
 pub fn cargo(dir: &Path) -> Command {
-    let mut cargo = command(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()), dir);
+    cargo_by(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()), dir)
+}
+
+/// A program that runs that cargo.
+pub fn cargo_by(program: impl AsRef<OsStr>, dir: &Path) -> Command {
+    let mut cargo = command(program, dir);
     // What the outer cargo says about our package. The build script of `ring` asks to be run again when these change, and
     // `ring` and all above it would be compiled anew at every change between a shell's cargo, this one and that of a test.
     let of_a_package = |name: &str| name.starts_with("CARGO_MANIFEST_") || name.starts_with("CARGO_PKG_");

@@ -3,7 +3,6 @@
 //! Debian has kernels for ARM with pages of 4 and of 16 KiB. So the kernel is built of Debian's sources, with nothing but what the
 //! tests need: no disk, no network device, no module. Its first file system holds the tests and their libraries.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -42,10 +41,9 @@ const LIBRARIES: [&str; 8] = [
 /// What runs in the guest: a name, the program, its arguments.
 pub type Job = (&'static str, PathBuf, String);
 
-/// Boots the guest and has it run the jobs; each must end with status 0.
-pub fn run(bench: &Bench, tools: &Toolchain, jobs: &[Job]) -> Result<()> {
+/// Boots the guest with this kernel and has it run the jobs; each must end with status 0.
+pub fn run(bench: &Bench, tools: &Toolchain, kernel: &Path, jobs: &[Job]) -> Result<()> {
     let (paths, guard) = (&bench.paths, bench.guard);
-    let kernel = kernel(paths, tools, guard)?;
     let qemu = qemu(paths, guard)?;
     let out = paths.scratch("aarch64/pages")?;
     fs::write(out.join("initrd"), initrd(&out, tools, jobs, guard)?)?;
@@ -65,7 +63,7 @@ pub fn run(bench: &Bench, tools: &Toolchain, jobs: &[Job]) -> Result<()> {
         "2560",
     ]);
     guest.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio"]);
-    guest.arg("-kernel").arg(&kernel).arg("-initrd").arg(out.join("initrd"));
+    guest.arg("-kernel").arg(kernel).arg("-initrd").arg(out.join("initrd"));
     guest.args(["-append", "console=ttyAMA0 loglevel=4 panic=-1 oops=panic"]);
     let said = process::capture(guest, true, guard)?;
     fs::write(&log, &said)?;
@@ -83,7 +81,7 @@ pub fn run(bench: &Bench, tools: &Toolchain, jobs: &[Job]) -> Result<()> {
 }
 
 /// The kernel's image, built if it is not in the cache.
-fn kernel(paths: &Paths, tools: &Toolchain, guard: Guard) -> Result<PathBuf> {
+pub fn kernel(paths: &Paths, tools: &Toolchain, guard: Guard) -> Result<PathBuf> {
     let cache = paths.scratch("aarch64")?.canonicalize()?;
     let dir = cache.join("kernel-64k");
     kernel::made(&cache, &dir, |part| {
@@ -119,7 +117,7 @@ fn qemu(paths: &Paths, guard: Guard) -> Result<PathBuf> {
     Ok(dir.join("usr/bin/qemu-system-aarch64"))
 }
 
-/// The guest's first file system. Libraries lie where the programs name them.
+/// The guest's first file system.
 fn initrd(out: &Path, tools: &Toolchain, jobs: &[Job], guard: Guard) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
     for folder in ["proc", "sys", "dev", "tmp", "jobs"] {
@@ -137,18 +135,11 @@ fn initrd(out: &Path, tools: &Toolchain, jobs: &[Job], guard: Guard) -> Result<V
         list += &format!("{name} {arguments}\n");
     }
     archive.file("list", list.as_bytes());
-    let libraries = tools.libraries();
-    let mut folders = BTreeSet::new();
-    for folder in libraries.ancestors().collect::<Vec<_>>().into_iter().rev().skip(1) {
-        let name = folder.strip_prefix("/")?.display().to_string();
-        if folders.insert(name.clone()) {
-            archive.folder(&name);
-        }
-    }
+    archive.folder("lib");
     for library in LIBRARIES {
-        let file = libraries.join(library);
+        let file = tools.libraries().join(library);
         let content = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
-        archive.file(&file.strip_prefix("/")?.display().to_string(), &content);
+        archive.file(&format!("lib/{library}"), &content);
     }
     Ok(archive.finish())
 }

@@ -2,7 +2,8 @@
 //!
 //! rustc takes only a standard library of its own build. Debian has both, so rustc is Debian's too: that of its next release,
 //! because the one of today is older than the workspace's `rust-version`. That rustc is linked with a later C library than
-//! this host may have, and is run by that library's loader. Compiler and linker for C are this host's release's.
+//! this host may have, and is run by that library's loader. zig compiles the C code of crates and links, as for packages; the
+//! compilers for C and C++ by themselves are this host's release's.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -12,13 +13,11 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::package::For;
 use crate::paths::Paths;
 use crate::process;
 use crate::progress::Guard;
 use crate::vm::kernel;
-
-/// Rust's name of the target.
-pub const TARGET: &str = "aarch64-unknown-linux-gnu";
 
 /// The part of Debian that rustc is fetched from.
 const SUITE: &str = "testing";
@@ -74,37 +73,20 @@ impl Toolchain {
         self.folder.join("bin")
     }
 
-    /// Has a cargo command build for ARM.
-    pub fn cargo(&self, command: &mut Command) {
-        let [cc, cxx] = ["cc", "c++"].map(|name| self.compilers().join(name));
-        command.env("RUSTC", self.folder.join("rustc"));
-        // Saves a third of the time.
-        command.env("CARGO_PROFILE_RELEASE_DEBUG", "0").env("CARGO_PROFILE_RELEASE_LTO", "off");
-        command.env("CC_aarch64_unknown_linux_gnu", &cc).env("CXX_aarch64_unknown_linux_gnu", &cxx);
-        command.env("AR_aarch64_unknown_linux_gnu", self.folder.join("ar"));
-        command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", cc);
-        command.env("_PUSHGATE_NIXL_CXX", cxx);
-        command.arg("--target").arg(TARGET).arg("--target-dir").arg(self.folder.join("build"));
-    }
-
-    /// Has a cargo command build for ARM by zig, which brings compilers for C and a linker of its own, and returns the target folder.
-    /// What runs on this host is the same for [`Toolchain::cargo`].
-    pub fn zig(&self, command: &mut Command) -> PathBuf {
+    /// Has a command of cargo-zigbuild build for ARM; returns the target folder.
+    pub fn cargo(&self, command: &mut Command, whom: For) -> PathBuf {
         let folder = self.folder.join("build");
         command
             .env("RUSTC", self.folder.join("rustc"))
             .env("_PUSHGATE_NIXL_CXX", self.compilers().join("c++"));
-        // The symbols are taken out anyway.
+        // Packages have no symbols anyway.
         command.env("CARGO_PROFILE_RELEASE_DEBUG", "0");
-        // Flags of its own, so that cargo keeps these libraries apart from those for the other linker.
-        command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUSTFLAGS", "--cfg=by_zig");
+        if whom == For::Tests {
+            command.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1").env("CARGO_PROFILE_RELEASE_LTO", "off");
+            command.args(["--config", "profile.release.package.\"*\".opt-level=0"]);
+        }
         command.arg("--target-dir").arg(&folder);
         folder
-    }
-
-    /// The folder of what cargo built.
-    pub fn built(&self) -> PathBuf {
-        self.folder.join("build").join(TARGET).join("release")
     }
 
     /// A herd7 that looks at a test. It is linked with a later C library than this host may have.
@@ -158,7 +140,7 @@ impl Toolchain {
         self.folder.join("strip")
     }
 
-    /// The folder of the libraries that programs for ARM name.
+    /// The folder of the libraries that programs for ARM are linked with, and of their loader.
     pub fn libraries(&self) -> PathBuf {
         self.root().join("lib")
     }
@@ -204,20 +186,14 @@ impl Toolchain {
                 symlink(file.path(), own.join(file.file_name()))?;
             }
         }
-        // A program names its loader and libraries by where they lie, so that it starts as any other.
-        let root = cross.join("usr/aarch64-linux-gnu/lib");
-        let (own, cross, root) = (own.display(), cross.display(), root.display());
+        let (own, cross) = (own.display(), cross.display());
         let tool = format!("LD_LIBRARY_PATH={own} exec {cross}/usr/bin/aarch64-linux-gnu");
         for name in ["ar", "strip"] {
             script(&self.folder.join(name), &format!("{tool}-{name} \"$@\""))?;
         }
         fs::create_dir_all(self.compilers())?;
         for (name, program) in [("cc", "gcc"), ("gcc", "gcc"), ("c++", "g++"), ("g++", "g++")] {
-            let text = format!(
-                "{tool}-{program} --sysroot={cross} \"$@\" \
-                 -Wl,--dynamic-linker={root}/ld-linux-aarch64.so.1 -Wl,-rpath={root}"
-            );
-            script(&self.compilers().join(name), &text)?;
+            script(&self.compilers().join(name), &format!("{tool}-{program} --sysroot={cross} \"$@\""))?;
         }
         Ok(())
     }

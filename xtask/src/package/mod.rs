@@ -19,6 +19,7 @@ use crate::progress::Guard;
 use crate::{files, system};
 
 pub use arch::Arch;
+pub use natives::For;
 use natives::Natives;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -40,7 +41,7 @@ pub enum Kind {
 pub const ALL: [Kind; 4] = [Kind::Deb, Kind::Rpm, Kind::Archive, Kind::Wheel];
 
 /// Makes packages of these kinds; returns their paths in the same order.
-pub fn build(paths: &Paths, arch: Arch, kinds: &[Kind], guard: Guard) -> Result<Vec<PathBuf>> {
+pub fn build(paths: &Paths, arch: Arch, whom: For, kinds: &[Kind], guard: Guard) -> Result<Vec<PathBuf>> {
     ensure!(
         cfg!(target_arch = "x86_64"),
         "packages are made on x86-64 alone, and this is {}: make them on an x86-64 host, with --arch",
@@ -63,7 +64,7 @@ pub fn build(paths: &Paths, arch: Arch, kinds: &[Kind], guard: Guard) -> Result<
     let for_host = |kind: &Kind| *kind == Kind::Deb && arch == Arch::HOST;
     let portable = match kinds.iter().all(for_host) {
         true => None,
-        false => Some(Natives::portable(paths, arch, guard)?),
+        false => Some(Natives::portable(paths, arch, whom, guard)?),
     };
     let build = |kind: &Kind| match &portable {
         Some(natives) if !for_host(kind) => match kind {

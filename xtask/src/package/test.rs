@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::natives;
-use super::{ALL, Arch, Kind};
+use super::{ALL, Arch, For, Kind};
 use crate::aarch64;
 use crate::bench::{Bench, Outcome, both};
 use crate::chroot::{Emulation, Root};
@@ -44,8 +44,9 @@ const INSTALLED: &[&str] = &[
 /// What a Debian has that gets no package of its own kind: the archive and the wheel serve it.
 const OLD: &[&str] = &["g++", "pkg-config", "python3-venv", "iproute2", "man-db", "bash"];
 
-/// What a Debian for 64-bit ARM has: what the packages depend on, and Python.
-const ON_ARM: &[&str] = &["python3-venv", "iproute2", "adduser", "dkms", "kmod", "udev", "rpm"];
+/// What a Debian for 64-bit ARM has: what the packages depend on, and Python. Of the compilers that dkms does with, the smallest: it
+/// builds no module there.
+const ON_ARM: &[&str] = &["python3-venv", "iproute2", "adduser", "dkms", "tcc", "kmod", "udev", "rpm"];
 
 /// Checks the bindings' types as a user's program sees them.
 const MYPY: [&str; 6] = [
@@ -60,7 +61,7 @@ const MYPY: [&str; 6] = [
 /// The wheel, installed into a fresh virtual environment without Rust.
 pub fn wheel(bench: &mut Bench) -> Result<Outcome> {
     let (paths, guard) = (&bench.paths, bench.guard);
-    let wheel = super::build(paths, Arch::HOST, &[Kind::Wheel], guard)?.remove(0);
+    let wheel = super::build(paths, Arch::HOST, For::Users, &[Kind::Wheel], guard)?.remove(0);
     let caller = caller(bench, Arch::HOST)?;
     let fresh = paths.scratch("wheel-test")?;
     fs::remove_dir_all(&fresh)?;
@@ -97,7 +98,7 @@ fn command_with(mut command: std::process::Command, arguments: &[&str]) -> std::
 /// Every package, in a small Debian.
 pub fn packages(bench: &mut Bench) -> Result<Outcome> {
     let (paths, guard) = (&bench.paths, bench.guard);
-    let given = given(bench, Arch::HOST)?;
+    let given = given(bench, Arch::HOST, For::Users)?;
     let run = |root: &Root, suite: &str, scripts: &[&str]| {
         scripts.iter().try_for_each(|script| {
             say!("{script} ({suite}):");
@@ -124,16 +125,16 @@ pub fn packages_for_arm(bench: &mut Bench) -> Result<Outcome> {
     // What the emulated package manager does takes one core.
     let (root, given) = both(
         || Root::debian_for_arm(paths, "bookworm", ON_ARM, emulation, guard),
-        || given(bench, Arch::Aarch64),
+        || given(bench, Arch::Aarch64, For::Tests),
     )?;
     root.run(paths, &given, "tests/arm.sh", guard)?;
     Ok(Outcome::Passed)
 }
 
 /// A folder with every package of an architecture and what the tests take beside them.
-fn given(bench: &Bench, arch: Arch) -> Result<PathBuf> {
+fn given(bench: &Bench, arch: Arch, whom: For) -> Result<PathBuf> {
     let (paths, guard) = (&bench.paths, bench.guard);
-    let packages = super::build(paths, arch, &ALL, guard)?;
+    let packages = super::build(paths, arch, whom, &ALL, guard)?;
     let caller = caller(bench, arch)?;
     let given = paths.scratch(&format!("given-{}", arch.name()))?;
     fs::remove_dir_all(&given)?;
@@ -148,5 +149,5 @@ fn given(bench: &Bench, arch: Arch) -> Result<PathBuf> {
 
 /// The program that drives the plugin as NCCL does, for old hosts too.
 fn caller(bench: &Bench, arch: Arch) -> Result<PathBuf> {
-    natives::test_program(&bench.paths, arch, "pushgate-tests", "nccl-caller", bench.guard)
+    natives::test_program(&bench.paths, arch, "nccl-caller", bench.guard)
 }

@@ -82,7 +82,14 @@ pub fn run_suites(
             if let Some(reason) = system::unmet(PACKAGE_NEEDS) {
                 bail!("installing the package in the virtual machine {reason}");
             }
-            let package = package::build(paths, package::Arch::HOST, &[package::Kind::Deb], guard)?.remove(0);
+            let package = package::build(
+                paths,
+                package::Arch::HOST,
+                package::For::Users,
+                &[package::Kind::Deb],
+                guard,
+            )?
+            .remove(0);
             settings.push_str(&export("PACKAGE", &package));
             settings.push_str(&export("HEADERS_DIR", &kernel::headers(paths, kernel, guard)?));
         }
