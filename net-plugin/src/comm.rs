@@ -67,14 +67,8 @@ enum Side {
 static NOTHING: AtomicU64 = AtomicU64::new(0);
 
 impl Comm {
-    /// Makes a connection from a queue pair that was joined; `line` reports the end of the peer. `trace` records its calls.
-    pub fn new(
-        runtime: Arc<Runtime>,
-        joined: Joined,
-        line: Arc<Line>,
-        role: Role,
-        trace: Option<Trace>,
-    ) -> Result<Box<Comm>> {
+    /// Makes a connection from a queue pair that was joined; `line` reports the end of the peer.
+    pub fn new(runtime: Arc<Runtime>, joined: Joined, line: Arc<Line>, role: Role) -> Result<Box<Comm>> {
         let Joined {
             qp,
             mailbox,
@@ -115,10 +109,15 @@ impl Comm {
             }
             Role::Receive => Side::Receive(Box::new(Exclusive::new(Receiver::new(producer, flusher)))),
         };
-        let mut comm = Box::new(Comm { end, side, requests: Box::default(), trace: trace.map(Box::new) });
+        let mut comm = Box::new(Comm { end, side, requests: Box::default(), trace: None });
         let at: *const Comm = &*comm;
         comm.requests = (0..REQUESTS as u32).map(|index| Request { comm: at, index }).collect();
         Ok(comm)
+    }
+
+    /// Records the calls from now on.
+    pub fn trace(&mut self, trace: Trace) {
+        self.trace = Some(Box::new(trace));
     }
 
     /// Registers memory of the host or of the GPU. May be called from any thread at any time. For memory of the GPU that the copier

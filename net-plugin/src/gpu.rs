@@ -35,13 +35,17 @@ struct Copies {
 /// The index that stands for the CPU executor in place of a GPU.
 const CPU: u32 = u32::MAX;
 
+/// The variable that has the CPU executor play a GPU that owns all memory of the process, so that this path runs and is tested where
+/// there is no GPU: `cpu`, or [`WITHOUT_RDMA`].
+const PLAYED: &str = "_PUSHGATE_NET_GPU";
+
+/// The played GPU has no GPUDirect RDMA.
+const WITHOUT_RDMA: &str = "cpu-without-gpudirect-rdma";
+
 /// The index of the GPU that is current on this thread.
-///
-/// With `_PUSHGATE_NET_GPU=cpu` in the environment the CPU executor plays a GPU that owns all
-/// memory of the process, so that this path runs and is tested where there is no GPU.
 pub fn current() -> Option<u32> {
-    match std::env::var_os("_PUSHGATE_NET_GPU") {
-        Some(which) if which == "cpu" => Some(CPU),
+    match std::env::var_os(PLAYED) {
+        Some(which) if which == "cpu" || which == WITHOUT_RDMA => Some(CPU),
         _ => current_device(),
     }
 }
@@ -80,6 +84,15 @@ impl Gpu {
     /// Copies into the GPU's memory, for one of its engines.
     pub fn mover(&self) -> Option<Box<dyn Mover>> {
         self.copies.as_ref().map(|copies| Box::new(copies.mover.clone()) as Box<dyn Mover>)
+    }
+
+    /// Whether NCCL hands over the GPU's memory. Without GPUDirect RDMA it keeps messages in host memory, whatever the network takes
+    /// (`ncclTopoCheckGdr` of NCCL 2.28 and 2.30).
+    pub fn is_handed_over(&self) -> bool {
+        match self.executor.as_cuda() {
+            Some(cuda) => cuda.has_gpu_direct_rdma(),
+            None => std::env::var_os(PLAYED).is_none_or(|which| which != WITHOUT_RDMA),
+        }
     }
 
     /// A description of the GPU for people.

@@ -25,6 +25,10 @@ pub const OVER_LOCAL: &str = "path push: the GPU pushes into the window, and the
 /// Why the path over TCP is `bounce`, unless another one is asked for.
 const OVER_TCP: &str = "over TCP the kernel copies host memory at both ends, so NCCL's own kernels push there and no other copy is needed";
 
+/// Why the path is `bounce` for a GPU that NCCL hands over no memory of.
+const WITHOUT_RDMA: &str =
+    "the GPU has no GPUDirect RDMA by its driver, so NCCL keeps its messages in host memory";
+
 /// A GPU that is open, and what is done with its memory.
 pub struct Opened {
     pub index: u32,
@@ -177,6 +181,10 @@ impl Choice {
             };
         };
         match Opened::new(index, devices, settings) {
+            Ok(opened) if !opened.gpu.is_handed_over() => match forced {
+                true => refused(&format!("auto or bounce: {WITHOUT_RDMA}")),
+                false => bounce(WITHOUT_RDMA),
+            },
             Ok(mut opened) => {
                 if let Err(why) = opened.join_copier(settings) {
                     let why = format!("no other process can copy GPU memory here: {why}");

@@ -172,18 +172,46 @@ fn made_comm(
     (role, dev, listened): (Role, usize, Option<u64>),
     nonce: impl FnOnce() -> Result<Nonce>,
 ) -> Result<Box<Comm>> {
-    let trace = match &runtime.loaded.traces {
-        Some(traces) => Some(traces.end(role, nonce()?, dev)?),
-        None => None,
-    };
-    if let Some(trace) = &trace {
+    let mut comm = Comm::new(runtime.clone(), *joined, line, role)?;
+    // Once there is a connection, so that it ends, and its peer hears of that, where no trace can be written.
+    if let Some(traces) = &runtime.loaded.traces {
+        let trace = traces.end(role, nonce()?, dev)?;
         trace.made(listened);
+        comm.trace(trace);
     }
-    Comm::new(runtime, *joined, line, role, trace)
+    Ok(comm)
 }
 
 /// What connections of NCCL's network table over device `dev` are for.
 fn messages(dev: c_int) -> Result<Purpose> {
     properties(dev)?;
     Ok(Purpose::Messages { dev: dev as usize })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::props::MAX_BYTES;
+    use crate::socket::Line;
+    use crate::stream::Stream;
+    use crate::testing::{WINDOW, joined_in};
+
+    #[test]
+    fn p7_a_connection_whose_trace_cannot_be_written_leaves_no_queue_pair() {
+        let folder = std::env::temp_dir().join(format!("pushgate-no-traces-{}", std::process::id()));
+        let runtime = Runtime::of_a_test_with(WINDOW, |settings| settings.net_trace = folder.clone());
+        std::fs::remove_dir(&folder).unwrap();
+        let (own, _peer) = joined_in(&runtime, Role::Send, MAX_BYTES, None);
+        let (qp, lane) = (own.qp, own.lane.clone());
+        lane.engine.counters_of(qp).unwrap();
+        let (stream, _socket) = UnixStream::pair().unwrap();
+        let line = Arc::new(Line::new(Stream::Unix(stream.into())));
+        let made = Made { joined: Box::new(own), line };
+        let nonce = || Ok(handle::Key([9; 16]).nonce());
+        let e = made_comm(runtime, made, (Role::Send, 0, None), nonce).err().expect("there is no folder");
+        assert!(e.text.contains("the trace ") && e.text.contains("set PUSHGATE_NET_TRACE"), "{e}");
+        assert!(lane.engine.counters_of(qp).is_err(), "it is still there");
+    }
 }

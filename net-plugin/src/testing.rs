@@ -17,6 +17,7 @@ use crate::ranks::{Cores, Ranks};
 use crate::runtime::Runtime;
 use crate::socket::Line;
 use crate::stream::Stream;
+use crate::trace::Traces;
 use crate::under_way::{self, UnderWay};
 
 /// A connection of ours, and the peer's end of it.
@@ -42,18 +43,23 @@ pub fn pair_of(role: Role, longest: usize, pid: Option<u32>) -> Pair {
 
 /// Makes a pair as [`pair_of`] does, of this runtime.
 pub fn pair_in(runtime: Arc<Runtime>, role: Role, longest: usize, pid: Option<u32>) -> Pair {
+    let (own, peer) = joined_in(&runtime, role, longest, pid);
+    let (stream, socket) = UnixStream::pair().unwrap();
+    let comm = Comm::new(runtime, own, Arc::new(Line::new(Stream::Unix(stream.into()))), role).unwrap();
+    Pair { comm, peer, socket }
+}
+
+/// The two ends of such a pair before NCCL has the one of `role`, which comes first.
+pub fn joined_in(runtime: &Arc<Runtime>, role: Role, longest: usize, pid: Option<u32>) -> (Joined, Joined) {
     let other = if role == Role::Send { Role::Receive } else { Role::Send };
     let [own, theirs] = [role, other].map(|role| {
-        NewEnd::new(&runtime, role, None, Transport::Local, &Purpose::Messages { dev: 0 }).unwrap()
+        NewEnd::new(runtime, role, None, Transport::Local, &Purpose::Messages { dev: 0 }).unwrap()
     });
     let [to_them, to_us] = [&own, &theirs].map(|end| end.offer().unwrap());
     let [own, peer] = [(own, to_us), (theirs, to_them)].map(|(end, offer)| {
-        end.prepare(&runtime, offer).unwrap().meet(&[]).unwrap().join(&runtime, pid, None).unwrap()
+        end.prepare(runtime, offer).unwrap().meet(&[]).unwrap().join(runtime, pid, None).unwrap()
     });
-    let own = Joined { longest, ..own };
-    let (stream, socket) = UnixStream::pair().unwrap();
-    let comm = Comm::new(runtime, own, Arc::new(Line::new(Stream::Unix(stream.into()))), role, None).unwrap();
-    Pair { comm, peer, socket }
+    (Joined { longest, ..own }, peer)
 }
 
 /// Looks until there is something.
@@ -110,6 +116,7 @@ impl Runtime {
         let (network, cores) = (Network::of_host(false), Cores::here(Ranks::Told(1)));
         let mut loaded = Loaded::without_devices(settings, network, cores, under_way);
         (loaded.no_rdma, loaded.tcp) = (Some("a test has none".into()), tcp);
+        loaded.traces = Traces::of(&loaded.settings, &loaded.identity, 1).expect("a folder");
         loaded.at = tcp.then(here).ok_or_else(|| "a test has none".into());
         Arc::new(Runtime::start(Arc::new(loaded), Arc::new(())).expect("a thread"))
     }

@@ -155,6 +155,23 @@ fn variables_for_nccl_are_set_where_a_gpu_copies_and_the_users_stay() {
     }
 }
 
+/// NCCL keeps its messages in host memory, where lines of its protocol LL128 may arrive by halves: the tuner must not take that.
+#[test]
+fn p3_the_path_of_a_gpu_without_gpudirect_rdma_is_bounce_and_no_other_one_is_taken() {
+    let of_such_a_gpu = |path| {
+        let mut command = command("told");
+        command.env("_PUSHGATE_NET_GPU", "cpu-without-gpudirect-rdma").env("PUSHGATE_PATH", path);
+        command.env("NCCL_CALLER_VERBOSE", "1");
+        let output = output(&mut command, limit());
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let why = "the GPU has no GPUDirect RDMA by its driver, so NCCL keeps its messages in host memory";
+    let (begins, log) = of_such_a_gpu("auto");
+    assert!(begins && log.contains(&format!("path bounce: {why}")), "{log}");
+    let (begins, log) = of_such_a_gpu("push");
+    assert!(!begins && log.contains(&format!("expected auto or bounce: {why}")), "{log}");
+}
+
 /// The CPU executor plays the GPU: its worker pushes into windows and pulls out of them.
 #[test]
 fn p3_p4_p6_gpu_memory_is_pushed_and_pulled() {

@@ -79,6 +79,12 @@ impl CudaExecutor {
         &self.device.context.pci
     }
 
+    /// Whether the driver says that the GPU has GPUDirect RDMA (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED). GeForce cards and GB10
+    /// have none.
+    pub fn has_gpu_direct_rdma(&self) -> bool {
+        self.device.context.rdma.supported
+    }
+
     /// The GPU's name, as NVIDIA gives it.
     pub fn device_name(&self) -> &str {
         &self.device.context.name

@@ -11,6 +11,8 @@ use super::driver::Driver;
 /// What the driver reports about a GPU's memory and other devices' access to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Rdma {
+    /// CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED is set.
+    pub(super) supported: bool,
     /// CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED is set and the driver has the call.
     pub(super) dma_buf: bool,
     /// The value of CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING.
@@ -37,6 +39,7 @@ impl Rdma {
         let dma_buf = attribute(Attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED) != 0;
         let options = attribute(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS);
         Rdma {
+            supported: attribute(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED) != 0,
             dma_buf: dma_buf && driver.cuMemGetHandleForAddressRange.is_some(),
             ordering: attribute(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING),
             options: if driver.cuFlushGPUDirectRDMAWrites.is_some() { options } else { 0 },
@@ -71,7 +74,7 @@ mod tests {
 
     #[test]
     fn p3_memory_is_ordered_or_flushed_or_not_exported() {
-        let of = |ordering, options| Rdma { dma_buf: true, ordering, options }.visibility();
+        let of = |ordering, options| Rdma { supported: true, dma_buf: true, ordering, options }.visibility();
         assert_eq!(of(200, 0), Visibility::Ordered);
         assert_eq!(of(100, 1), Visibility::Ordered);
         assert_eq!(of(0, 1), Visibility::Flush);
