@@ -18,6 +18,7 @@ use crate::pieces::{Element, join};
 use crate::registrations::{Memory, Published};
 #[cfg(test)]
 use crate::session::Session;
+use crate::session::receiving::LONGEST_NOTE;
 use crate::status::{Result, Status};
 use crate::transfer::{Copying, Transfer, Way, is_used};
 use crate::wire::Place;
@@ -327,9 +328,12 @@ impl Agent {
         Ok(transfer)
     }
 
-    /// Starts a transfer.
+    /// Starts a transfer. A notification of more than [`LONGEST_NOTE`] bytes: refused.
     pub fn post(&self, transfer: &Arc<Transfer>, note: Option<&[u8]>) -> Result<Status> {
         let core = &self.core;
+        if note.is_some_and(|note| note.len() > LONGEST_NOTE) {
+            return Err(Status::InvalidParam);
+        }
         let mut state = core.state();
         if transfer.is_active() || transfer.is_copied() {
             return Err(Status::RepostActive);
@@ -475,9 +479,12 @@ impl Agent {
         self.core.state().sessions.values().filter(|session| session.break_link()).count()
     }
 
-    /// Sends a notification.
+    /// Sends a notification. Of more than [`LONGEST_NOTE`] bytes: refused.
     pub fn notify(&self, peer: &str, text: &[u8]) -> Result<()> {
         let core = &self.core;
+        if text.len() > LONGEST_NOTE {
+            return Err(Status::InvalidParam);
+        }
         let mut state = core.state();
         if peer == core.name {
             state.shared.inbox.push_back((peer.into(), text.into()));

@@ -110,11 +110,13 @@ pub struct Reached {
 }
 
 impl Reached {
-    /// The process that has this number, if it has the page at this place. `own` is a page of this process. Waits for nobody.
+    /// The process that has this number, if it has the page at this place and the kernel lets its memory be copied. `own` is a page of
+    /// this process. Waits for nobody.
     pub fn find(pid: u32, place: u64, token: &[u8; TOKEN], own: &Gate) -> Option<Reached> {
         let page = SharedMemory::from_fd(own.open_alike(pid, place).ok()?, BYTES).ok()?;
         let is_its = page.words(8 * SECRET, 2).iter().map(|w| w.load(Ordering::Relaxed)).eq(halves(token));
-        is_its.then(|| Reached { process: HostProcess::of(pid), page })
+        let process = HostProcess::of(pid);
+        (is_its && process.may_be_copied()).then_some(Reached { process, page })
     }
 
     /// The process.

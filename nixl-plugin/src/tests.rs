@@ -131,6 +131,17 @@ fn notes(agent: &Agent) -> VecDeque<(String, Vec<u8>)> {
 }
 
 #[test]
+fn a_notification_that_is_too_long_is_refused_and_ends_no_connection() {
+    let [first, second] = pair(&[("qp", "local")]);
+    let most = crate::session::receiving::LONGEST_NOTE;
+    first.notify("second", &vec![1; most]).unwrap();
+    assert_eq!(next_note(&second).1.len(), most);
+    assert_eq!(first.notify("second", &vec![1; most + 1]).unwrap_err(), Status::InvalidParam);
+    first.notify("second", b"short").unwrap();
+    assert_eq!(next_note(&second).1, b"short");
+}
+
+#[test]
 fn p6_writes_and_reads_of_scattered_pages_end_with_the_bytes_in_place_and_their_notification() {
     for (way, kinds) in ways().into_iter().flat_map(|way| KINDS.map(|kinds| (way.clone(), kinds))) {
         let [first, second] = pair(&way);

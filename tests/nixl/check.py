@@ -29,7 +29,28 @@ def expect(what, holds, ended):
 def agents(command):
     """The processes of the agents."""
     children = pathlib.Path(f"/proc/{command.pid}/task/{command.pid}/children").read_text().split()
-    return [int(pid) for pid in children if b"serve" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+    def words(pid):
+        try:
+            return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            # A child that has ended meanwhile.
+            return b""
+
+    return [int(pid) for pid in children if b"serve" in words(pid)]
+
+
+def made_beside(make):
+    """Makes a folder while another process makes the same one, which ends within the first link."""
+    replace = os.replace
+
+    def beside(*arguments):
+        os.replace = replace
+        make()
+        replace(*arguments)
+
+    os.replace = beside
+    return make()
 
 
 def interrupted(options, *arguments):
@@ -98,7 +119,7 @@ def main():
     interrupted(options, "--backend", "PUSHGATE")
 
     with tempfile.TemporaryDirectory() as folder:
-        plugins = _nixl.make_folder(_nixl.newest_wheel()[0], options.plugin.resolve(), folder)
+        plugins = made_beside(lambda: _nixl.make_folder(_nixl.newest_wheel()[0], options.plugin.resolve(), folder))
         command = [sys.executable, ROOT / "examples/nixl/paged_cache.py"]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=HANG, env={**os.environ, "NIXL_PLUGIN_DIR": str(plugins)})
     expect("the example", ended.returncode == 0 and "40 requests: every answer is right" in ended.stdout, ended)

@@ -21,8 +21,8 @@ const TAKES: usize = 32;
 pub const MOST_NOTES: usize = 64 << 20;
 /// What a notification counts besides its text: an empty one takes memory too.
 pub const NOTE: usize = 256;
-/// The longest notification of a peer.
-const LONGEST_NOTE: usize = 16 << 20;
+/// The longest notification.
+pub const LONGEST_NOTE: usize = 16 << 20;
 
 impl Session {
     pub(super) fn receive(

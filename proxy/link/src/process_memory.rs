@@ -86,6 +86,20 @@ impl HostProcess {
 }
 
 impl HostProcess {
+    /// Whether the kernel lets this process copy to and from that one. It asks for more than for a look at that process's descriptors:
+    /// Yama's `ptrace_scope`, SELinux and seccomp filters keep apart processes of one user.
+    pub fn may_be_copied(&self) -> bool {
+        // No program's memory: the kernel refuses the address last.
+        const NOBODYS: u64 = !4095;
+        let byte = std::sync::atomic::AtomicU8::new(0);
+        let stretch = [Stretch { here: byte.as_ptr() as usize, there: NOBODYS, length: 1 }];
+        [false, true].into_iter().all(|into| {
+            // SAFETY: the byte is ours, and an atomic.
+            let copied = unsafe { self.copy(into, &stretch) };
+            copied.is_err_and(|e| e.raw_os_error() == Some(Errno::FAULT.raw_os_error()))
+        })
+    }
+
     /// Copies each stretch: out of the process that has the number now, or with `into` into it. An error says that some of the bytes
     /// were not copied; others may have been.
     ///
@@ -219,6 +233,13 @@ mod tests {
         // No process has this number.
         assert_eq!(read(0x7fff_fff0, at).unwrap_err().raw_os_error(), Some(3));
         assert_eq!(to, from);
+    }
+
+    #[test]
+    fn a_process_that_copies_cannot_reach_is_told_from_one_that_they_can() {
+        assert!(HostProcess::of(std::process::id()).may_be_copied());
+        // No process has this number.
+        assert!(!HostProcess::of(0x7fff_fff0).may_be_copied());
     }
 
     #[test]

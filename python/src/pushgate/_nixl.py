@@ -104,9 +104,9 @@ def make_folder(wheel: _Wheel, ours: Path, folder: Union[str, "os.PathLike[str]"
         backends.mkdir(parents=True, exist_ok=True)
         for link, to in wanted.items():
             _link(link, to)
-        # A backend of an earlier wheel does not fit the library of this one.
+        # A backend of an earlier wheel does not fit the library of this one. Names with a dot are links that another process makes now.
         for link in (*top.iterdir(), *backends.iterdir()):
-            if link not in wanted and link.is_symlink() and ".libs/" in os.readlink(link):
+            if link not in wanted and not link.name.startswith(".") and link.is_symlink() and ".libs/" in os.readlink(link):
                 link.unlink(missing_ok=True)
     except OSError as error:
         raise NixlError(f"cannot make {top}: {error.strerror or error}: choose another --folder") from error
