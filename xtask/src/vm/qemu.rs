@@ -56,6 +56,8 @@ impl Machine {
         // QEMU's; a program that polls does little else. By the processor's counter a read takes 0.7 us, and QEMU gives
         // all emulated processors one counter.
         let words = "console=ttyS0 loglevel=5 panic=-1 oops=panic no_timer_check tsc=reliable mitigations=off rcupdate.rcu_expedited=1";
+        // A host that stands still for 20 s would have the kernel report a lockup, which suites take for a fault of the module's.
+        let words = format!("{words} watchdog_thresh=60 rcupdate.rcu_cpu_stall_timeout=300");
         // By the word with a dot `pushgate chaos` knows that the network here is a guest's, which it may disturb.
         let words = format!("{words} pushgate.guest=disposable");
         // Variables without a dot go into the environment of the first program.

@@ -115,13 +115,13 @@ impl Posts {
                     }
                     posts.by_request.insert(*request, posts.all.len());
                     posts.all.push((event.time, buffers.clone()));
-                    posts.taken.push(event.time + u64::from(event.took));
+                    posts.taken.push(event.time.saturating_add(event.took.into()));
                     posts.ends.push(None);
                     posts.other.push(vec![None; buffers.len()]);
                 }
                 What::Done { request, .. } => {
                     if let Some(&post) = posts.by_request.get(request) {
-                        posts.ends[post] = Some((event.time, event.time + u64::from(event.took)));
+                        posts.ends[post] = Some((event.time, event.time.saturating_add(event.took.into())));
                     }
                 }
                 _ => {}
@@ -378,6 +378,15 @@ mod tests {
                 assert_eq!(messages, (0..6).collect::<Vec<_>>());
             }
         }
+    }
+
+    #[test]
+    fn p8_calls_that_last_beyond_the_end_of_the_clock_are_a_script_too() {
+        let mut ends = Ring { gpus: 1, channels: 1, ..RING }.ends();
+        for event in ends.iter_mut().flat_map(|end| &mut end.events) {
+            (event.time, event.took) = (u64::MAX, 1);
+        }
+        assert_eq!(Script::of(&ends).unwrap().processes.len(), 2);
     }
 
     #[test]

@@ -22,8 +22,9 @@ for ring in 2x2x8x256Kx2 4x1x2x256Kx2; do
     # The bare sockets, and the plugin.
     [ "$(grep -c '"received":' /tmp/out)" = 2 ] || fail "not two ways"
     sed -E 's/.*"best_ms":([0-9.]*).*"way":"([a-z]*)".*/'"$ring"' \2: \1 ms/' /tmp/out
-    # The network was what it is said to be: the cable lost packets.
-    ip netns exec host1 tc -s qdisc show dev eth0 | grep -E 'dropped [1-9]' || fail "no packet was lost"
+    # The network was what it is said to be: the cables lost packets. One cable alone may lose none of some 300.
+    for host in 1 2 3 4; do ip netns exec "host$host" tc -s qdisc show dev eth0; done | grep -E 'dropped [1-9]' ||
+        fail "no packet was lost"
 done
 for host in 1 2 3 4; do ip netns delete "host$host"; done
 ip link delete switch0

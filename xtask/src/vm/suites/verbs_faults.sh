@@ -1,3 +1,5 @@
+# A vCPU that gets no core for 67 ms, the default, is no fault: soft-RoCE sends again, which it does not always survive.
+export PUSHGATE_ACK_TIMEOUT=20
 MAKE=rxe
 packets() {
     counter "$1" sent_pkts
