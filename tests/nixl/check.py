@@ -41,7 +41,7 @@ def agents(command):
 
 
 def made_beside(make):
-    """Makes a folder while another process makes the same one, which ends within the first link."""
+    """Makes a folder, and the same one whole once more before the first link has its name, as another process would."""
     replace = os.replace
 
     def beside(*arguments):
