@@ -27,6 +27,9 @@ use crate::wire::Place;
 const WINDOW: u64 = 8 << 20;
 const GPU_WINDOW: u64 = 16 << 20;
 
+/// The setting `stuck` at its largest.
+const LONGEST_STUCK: &str = "24h";
+
 /// A release waits for as long at most while nothing moves.
 const SILENT: Duration = Duration::from_secs(1);
 
@@ -55,7 +58,8 @@ pub struct Agent {
 pub const PARAMETERS: [(&str, &str); 2] = [("direct", "true"), ("gpu_context", "own")];
 
 impl Agent {
-    /// Makes an agent. Parameters are [`PARAMETERS`] and every setting of pushgate.
+    /// Makes an agent. Parameters are [`PARAMETERS`] and every setting of pushgate but those that the agent sets: `device`, `drive`,
+    /// `proxy`, `rendezvous` and `stuck`.
     pub fn open(
         name: &str,
         parameters: &[(String, String)],
@@ -87,6 +91,8 @@ impl Agent {
         {
             settings.set(key, value).map_err(|e| e.to_string())?;
         }
+        // A GPU that the program's kernels fill publishes late what it was given to fill, and the engine sees GPUs that fail.
+        settings.set("stuck", LONGEST_STUCK).map_err(|e| e.to_string())?;
         let most = if offer == Offer::Nothing { WINDOW } else { GPU_WINDOW };
         let windows = [most, WINDOW].map(|window| settings.window_size.max(window));
         let context = Context::builder().settings(settings).build().map_err(|e| e.to_string())?;
@@ -194,7 +200,8 @@ impl Agent {
         }
         self.core.forget(&mut state, peer);
         // The agent may have connected by itself.
-        let session = state.sessions.values().find(|s| s.instance == connection.instance).map(|s| s.number);
+        let mut sessions = state.sessions.values().filter(|s| !s.has_left());
+        let session = sessions.find(|s| s.instance == connection.instance).map(|s| s.number);
         state.peers.insert(peer.into(), Peer { connection, session, dialling: false, waiting: Vec::new() });
         Ok(())
     }
@@ -210,8 +217,7 @@ impl Agent {
 
     /// Ends the connection with an agent, and forgets how it is reached.
     pub fn disconnect(&self, peer: &str) -> Result<()> {
-        let session = self.core.state().peers.get(peer).and_then(|peer| peer.session);
-        self.core.linger(|session_of| session.is_some_and(|number| session_of == number));
+        self.core.linger(Some(peer));
         let mut state = self.core.state();
         match self.core.forget(&mut state, peer) {
             true => Ok(()),
@@ -467,6 +473,12 @@ impl Agent {
         self.core.state().sessions.len()
     }
 
+    /// How many peers of connections that have ended have not taken the farewell.
+    #[cfg(test)]
+    pub fn farewells(&self) -> usize {
+        self.core.state().farewells.iter().filter(|thread| !thread.is_finished()).count()
+    }
+
     /// Whether bytes are under way out of regions.
     #[cfg(test)]
     pub fn puts(&self) -> bool {
@@ -501,7 +513,7 @@ impl Agent {
 impl Drop for Agent {
     fn drop(&mut self) {
         let core = &self.core;
-        core.linger(|_| true);
+        core.linger(None);
         // Relaxed: the joins order the rest.
         core.closing.store(true, Ordering::Relaxed);
         self.bell.ring();
@@ -531,5 +543,8 @@ impl Drop for Agent {
             std::mem::take(&mut state.shared.graves).into_iter().for_each(std::mem::forget);
             std::mem::take(&mut state.shared.within).into_iter().for_each(std::mem::forget);
         }
+        let farewells = std::mem::take(&mut state.farewells);
+        drop(state);
+        farewells.into_iter().for_each(|thread| _ = thread.join());
     }
 }

@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pushgate::{Comm, Context, HostEnd};
@@ -25,20 +26,39 @@ const REST: Duration = Duration::from_millis(100);
 const POLLED: Duration = Duration::from_micros(500);
 const OFTEN: u64 = 20;
 /// How long an end waits at most for what was posted.
+#[cfg(not(test))]
 pub const LINGER: Duration = Duration::from_secs(2);
+/// Tests share two cores with others.
+#[cfg(test)]
+pub const LINGER: Duration = Duration::from_secs(20);
 /// Between two attempts to reach a peer.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LAST_PAUSE: Duration = Duration::from_secs(1);
 /// How long the thread looks without a pause for copies of GPUs to end, and how long it pauses then.
 const SPIN: Duration = Duration::from_micros(200);
 const PAUSE: Duration = Duration::from_micros(20);
-/// Peers that join at once.
+/// Peers that join, and such as have not taken a farewell, at once.
 const MOST_JOINING: usize = 32;
 
 /// What waits for a connection.
 pub enum Waiting {
     Transfer(Arc<Transfer>),
     Note(Vec<u8>),
+}
+
+impl Waiting {
+    /// Whether the program still wants it.
+    fn is_due(&self) -> bool {
+        match self {
+            Waiting::Transfer(transfer) => transfer.is_active(),
+            Waiting::Note(_) => true,
+        }
+    }
+}
+
+/// Notes that a connection has ended.
+fn part(peers: &mut HashMap<String, Peer>, number: u64) {
+    peers.values_mut().filter(|peer| peer.session == Some(number)).for_each(|peer| peer.session = None);
 }
 
 /// An agent whose connection was loaded.
@@ -49,6 +69,22 @@ pub struct Peer {
     pub waiting: Vec<Waiting>,
 }
 
+impl Peer {
+    /// Ends what waits for a connection that there will not be.
+    fn give_up(&mut self, name: &str, status: Status) {
+        let mut notes = 0;
+        for waiting in std::mem::take(&mut self.waiting) {
+            match waiting {
+                Waiting::Transfer(transfer) => transfer.end(status),
+                Waiting::Note(_) => notes += 1,
+            }
+        }
+        if notes > 0 {
+            tracing::error!(peer = name, "{notes} notifications were not sent");
+        }
+    }
+}
+
 pub struct State {
     pub shared: Shared,
     pub sessions: HashMap<u64, Session>,
@@ -56,6 +92,8 @@ pub struct State {
     pub transfers: HashMap<u64, Arc<Transfer>>,
     pub next: u64,
     pub begun: Vec<Arc<Copying>>,
+    /// Threads that say farewell to peers whose connections have ended.
+    pub farewells: Vec<JoinHandle<()>>,
 }
 
 impl State {
@@ -120,6 +158,7 @@ impl Core {
                 transfers: HashMap::new(),
                 next: 0,
                 begun: Vec::new(),
+                farewells: Vec::new(),
             }),
             polled: AtomicU64::new(0),
             closing: AtomicBool::new(false),
@@ -177,8 +216,9 @@ impl Core {
                     return;
                 }
             };
+            let leaving = self.state().farewells.iter().filter(|thread| !thread.is_finished()).count();
             // Relaxed: a bound, of this thread alone.
-            let room = self.joining.load(Ordering::Relaxed) < MOST_JOINING;
+            let room = self.joining.load(Ordering::Relaxed) + leaving < MOST_JOINING;
             let visitor = match greet::receive(&arrival, &self.instance, room) {
                 Ok(visitor) => visitor,
                 Err(why) => {
@@ -188,7 +228,7 @@ impl Core {
             };
             self.joining.fetch_add(1, Ordering::Relaxed);
             let core = self.clone();
-            self.spawn("pushgate-join", move || {
+            let joins = self.spawn("pushgate-join", move || {
                 let made = visitor.join(&core.context, core.window());
                 core.joining.fetch_sub(1, Ordering::Relaxed);
                 match made {
@@ -198,11 +238,15 @@ impl Core {
                     Err(why) => tracing::warn!(peer = visitor.name, "a peer that connected has gone: {why}"),
                 }
             });
+            if joins.is_none() {
+                self.joining.fetch_sub(1, Ordering::Relaxed);
+            }
         }
     }
 
-    /// Starts a thread on the cores on which the agent was made: a program may have bound the thread that calls now.
-    pub fn spawn(&self, name: &str, run: impl FnOnce() + Send + 'static) {
+    /// Starts a thread on the cores on which the agent was made: a program may have bound the thread that calls now. `None`: no thread
+    /// can be started, and `run` was dropped.
+    fn spawn(&self, name: &str, run: impl FnOnce() + Send + 'static) -> Option<JoinHandle<()>> {
         let cores = self.cores;
         let run = move || {
             if let Some(cores) = cores {
@@ -210,9 +254,8 @@ impl Core {
             }
             run();
         };
-        if let Err(e) = std::thread::Builder::new().name(name.into()).spawn(run) {
-            tracing::error!("a thread: {e}");
-        }
+        let started = std::thread::Builder::new().name(name.into()).spawn(run);
+        started.inspect_err(|e| tracing::error!("a thread: {e}")).ok()
     }
 
     // ------------------------------------------------------------ connections
@@ -224,7 +267,10 @@ impl Core {
             return Ok(());
         }
         let (core, name, connection) = (self.clone(), name.to_owned(), peer.connection.clone());
-        self.spawn("pushgate-dial", move || core.reach(name, &connection));
+        if self.spawn("pushgate-dial", move || core.reach(name, &connection)).is_none() {
+            peer.dialling = false;
+            return Err(Status::Backend);
+        }
         Ok(())
     }
 
@@ -278,16 +324,7 @@ impl Core {
             return;
         }
         tracing::warn!(peer = name, "the agent can't be reached: {why}");
-        let mut notes = 0;
-        for waiting in std::mem::take(&mut peer.waiting) {
-            match waiting {
-                Waiting::Transfer(transfer) => transfer.end(Status::RemoteDisconnect),
-                Waiting::Note(_) => notes += 1,
-            }
-        }
-        if notes > 0 {
-            tracing::error!(peer = name, "{notes} notifications were not sent");
-        }
+        peer.give_up(name, Status::RemoteDisconnect);
     }
 
     pub fn connected(self: &Arc<Self>, name: String, instance: String, (comm, end): (Comm, HostEnd)) {
@@ -339,8 +376,8 @@ impl Core {
                 Waiting::Note(text) => session.notify(&text),
             },
             None => {
-                peer.waiting.push(what);
                 self.dial(state, name)?;
+                state.peers.get_mut(name).expect("dialled above").waiting.push(what);
             }
         }
         Ok(())
@@ -348,24 +385,26 @@ impl Core {
 
     /// Forgets a peer, and ends its connection. False: it was not known.
     pub fn forget(&self, state: &mut State, name: &str) -> bool {
-        let Some(peer) = state.peers.remove(name) else { return false };
-        for waiting in peer.waiting {
-            if let Waiting::Transfer(transfer) = waiting {
-                transfer.end(Status::Canceled);
-            }
-        }
+        let Some(mut peer) = state.peers.remove(name) else { return false };
+        peer.give_up(name, Status::Canceled);
         if let Some(number) = peer.session {
             self.end(state, number, Status::Canceled);
         }
         true
     }
 
-    /// Waits for a moment until the peers of some connections have all that was posted: a notification may be the last thing.
-    pub fn linger(self: &Arc<Self>, of: impl Fn(u64) -> bool) {
+    /// Waits for a moment until a peer, or each peer, has all that was posted: a notification may be the last thing.
+    pub fn linger(self: &Arc<Self>, with: Option<&str>) {
         let begin = Instant::now();
-        while begin.elapsed() < LINGER
-            && !self.state().sessions.values().filter(|s| of(s.number)).all(Session::is_empty)
-        {
+        let owes = || {
+            let state = self.state();
+            let of = |name: &str| with.is_none_or(|with| with == name);
+            let dials = |(name, peer): (&String, &Peer)| of(name) && peer.waiting.iter().any(Waiting::is_due);
+            let number = with.and_then(|name| state.peers.get(name)?.session);
+            let sends = |s: &Session| (with.is_none() || number == Some(s.number)) && !s.is_empty();
+            state.peers.iter().any(dials) || state.sessions.values().any(sends)
+        };
+        while begin.elapsed() < LINGER && owes() {
             self.progress();
             let _ = self.context.drive();
             std::thread::yield_now();
@@ -375,9 +414,21 @@ impl Core {
     pub fn end(&self, state: &mut State, number: u64, status: Status) {
         let Some(session) = state.sessions.remove(&number) else { return };
         session.end(&mut state.shared, status);
-        for peer in state.peers.values_mut().filter(|peer| peer.session == Some(number)) {
-            peer.session = None;
+        self.dismiss(state);
+        part(&mut state.peers, number);
+    }
+
+    /// Drops connections that have ended, each by a thread of its own: a farewell waits as long as the setting `timeout` for a peer
+    /// that takes nothing.
+    fn dismiss(&self, state: &mut State) {
+        let State { shared, farewells, .. } = state;
+        if shared.ended.is_empty() {
+            return;
         }
+        farewells.retain(|thread| !thread.is_finished());
+        // Where no thread can be started, the connection is dropped here.
+        let dismissed = shared.ended.drain(..).map(|ended| self.spawn("pushgate-bye", move || drop(ended)));
+        farewells.extend(dismissed.flatten());
     }
 
     /// Cancels a transfer that is under way.
@@ -400,15 +451,23 @@ impl Core {
 
     /// Moves all connections on. True if there was something.
     pub fn advance(&self, state: &mut State) -> bool {
-        let State { shared, sessions, begun, .. } = &mut *state;
+        let State { shared, sessions, peers, begun, .. } = &mut *state;
         let (mut some, mut ended) = (false, Vec::new());
         for session in sessions.values_mut() {
+            let before = session.has_left();
             match session.progress(shared, begun) {
-                Ok(moved) => some |= moved,
+                Ok(moved) => {
+                    some |= moved;
+                    if session.has_left() && !before {
+                        tracing::info!(peer = session.peer, "the agent has left");
+                        part(peers, session.number);
+                    }
+                }
                 Err(why) => ended.push((session.number, session.peer.clone(), why)),
             }
         }
         some |= shared.advance(&self.name);
+        self.dismiss(state);
         for (number, peer, why) in ended {
             match why {
                 Ended::Left => tracing::info!(peer, "the agent has ended the connection"),
@@ -438,10 +497,12 @@ impl Core {
         let cores = self.cores.map_or(1, |cores| cores.count() as usize);
         let wanted = (cores / 2).clamp(1, 4);
         if self.copies.threads.fetch_max(wanted, Ordering::Relaxed) == 0 {
-            for _ in 0..wanted {
+            let start = |_: &usize| {
                 let core = self.clone();
-                self.spawn("pushgate-copy", move || core.copy_all());
-            }
+                self.spawn("pushgate-copy", move || core.copy_all()).is_some()
+            };
+            // Relaxed: a bound. If none has started, the next copy tries again.
+            self.copies.threads.store((0..wanted).filter(start).count(), Ordering::Relaxed);
         }
     }
 

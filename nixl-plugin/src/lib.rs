@@ -16,6 +16,8 @@ mod fuzzed;
 mod gate;
 mod gpu;
 mod greet;
+#[cfg(test)]
+mod leaving;
 mod log;
 mod on_gpu;
 mod pieces;

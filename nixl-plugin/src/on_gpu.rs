@@ -41,7 +41,7 @@ pub struct OnGpu {
     windows: Windows,
 }
 
-/// A connection that has ended while GPUs copied. It stays until they have ended too.
+/// What is left of a connection that has ended. It stays until GPUs that copied have ended too.
 pub struct Grave {
     works: Vec<Work>,
     // In this order: registrations before their memory, and the queue pair before its communicator.
@@ -122,15 +122,19 @@ impl OnGpu {
     }
 
     /// Ends the connection: what GPUs still use is kept.
-    pub fn bury(self, end: HostEnd, comm: Comm) -> Option<Grave> {
+    pub fn bury(self, end: HostEnd, comm: Comm) -> Grave {
         let OnGpu { filling, landing, windows } = self;
-        let works: Vec<_> =
-            filling.into_iter().map(|(work, _)| work).chain(landing.into_iter().map(|l| l.work)).collect();
-        (!works.is_empty()).then(|| Grave { works, _windows: windows, _end: end, _comm: comm })
+        let works = filling.into_iter().map(|(work, _)| work).chain(landing.into_iter().map(|l| l.work));
+        Grave { works: works.collect(), _windows: windows, _end: end, _comm: comm }
     }
 }
 
 impl Grave {
+    /// Whether no GPU used it when the connection ended.
+    pub fn is_empty(&self) -> bool {
+        self.works.is_empty()
+    }
+
     /// Whether a GPU still uses it.
     pub fn is_used(&mut self, gpus: &mut Gpus) -> bool {
         // A GPU that has failed copies nothing more.

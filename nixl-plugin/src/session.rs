@@ -63,6 +63,8 @@ impl From<&str> for Ended {
 pub struct Shared {
     /// Connections that have ended while GPUs copied.
     pub graves: Vec<Grave>,
+    /// Connections that have ended and are to be dropped.
+    pub ended: Vec<Grave>,
     /// Gates of connections that have ended, through which a peer still copies.
     pub closing: Vec<Closing>,
     /// Transfers within the agent that GPUs copy.
@@ -80,13 +82,13 @@ pub struct Shared {
 impl Shared {
     /// Nothing is registered.
     pub fn new(gpus: Gpus) -> Shared {
-        let (graves, closing, within, registrations, inbox, inbox_bytes) = Default::default();
-        Shared { graves, closing, within, gpus, registrations, inbox, inbox_bytes }
+        let (graves, ended, closing, within, registrations, inbox, inbox_bytes) = Default::default();
+        Shared { graves, ended, closing, within, gpus, registrations, inbox, inbox_bytes }
     }
 
     /// Moves on what GPUs copy besides the connections' messages. True if something has ended. `name` is the agent's.
     pub fn advance(&mut self, name: &str) -> bool {
-        let Shared { graves, closing, within, gpus, registrations, inbox, .. } = self;
+        let Shared { graves, ended, closing, within, gpus, registrations, inbox, .. } = self;
         closing.retain(|one| {
             let used = one.is_used();
             if !used {
@@ -95,7 +97,7 @@ impl Shared {
             used
         });
         let before = graves.len() + within.len();
-        graves.retain_mut(|grave| grave.is_used(gpus));
+        ended.extend(graves.extract_if(.., |grave| !grave.is_used(gpus)));
         within.retain_mut(|one| {
             let Some(status) = one.advance(gpus, registrations) else { return true };
             let note = one.transfer.run().note.take();
@@ -131,6 +133,7 @@ struct Serve {
 enum Leased {
     Asked,
     Granted(Arc<Lease>),
+    /// Until those transfers have failed that wait for it.
     Refused,
 }
 
@@ -157,6 +160,8 @@ pub struct Session {
     comm: Comm,
     /// How often something was taken in.
     received: u64,
+    /// The peer has left. What it sent before is still taken: WRITEs and notifications.
+    has_left: bool,
     control: VecDeque<(u32, Vec<u8>)>,
     /// Of them those that answer the peer.
     answers: usize,
@@ -214,6 +219,7 @@ impl Session {
             end,
             comm,
             received: 0,
+            has_left: false,
             control: [Message::Hello { place, token }.encode()].into(),
             answers: 0,
             early: Vec::new(),
@@ -348,8 +354,11 @@ impl Session {
         }
     }
 
-    /// Whether the peer has all that was posted.
+    /// Whether the peer has all that was posted, or will never have it.
     pub fn is_empty(&self) -> bool {
+        if self.has_left {
+            return true;
+        }
         self.end.is_flushed()
             && self.on_gpu.is_empty()
             && self.control.is_empty()
@@ -362,6 +371,12 @@ impl Session {
     #[cfg(test)]
     pub fn puts(&self) -> bool {
         self.regions.puts()
+    }
+
+    /// Holds the communicator's messages back for `time`, a farewell too.
+    #[cfg(test)]
+    pub fn hold(&self, time: std::time::Duration) {
+        self.comm.hold(1 - self.comm.rank(), time).unwrap();
     }
 
     /// How many registrations of the peer are asked for, leased or revoked.
@@ -398,13 +413,21 @@ impl Session {
 
     /// Whether something waits for GPUs or for a thread that registers memory: neither wakes anybody.
     pub fn needs_looks(&self) -> bool {
-        !self.on_gpu.is_empty() || self.regions.is_asked()
+        match self.has_left {
+            true => self.on_gpu.is_landing(),
+            false => !self.on_gpu.is_empty() || self.regions.is_asked(),
+        }
     }
 
     /// Ends the use of a registration that the peer may not name any more. False: something still uses its memory.
     pub fn let_go(&mut self, key: u64, own: &Own) -> bool {
         let lands = |job: &Job| job.straight.is_some() && job.transfer.uses(key);
         !self.jobs.values().any(lands) && self.regions.let_go(key, own)
+    }
+
+    /// Whether the peer has left, and messages that it sent before are still to be taken.
+    pub fn has_left(&self) -> bool {
+        self.has_left
     }
 
     /// Takes what has come, and sends what can be sent. True if there was something. Copies that can begin go to `begun`.
@@ -417,25 +440,48 @@ impl Session {
         }
         let received = self.receive(shared, begun)?;
         self.received += u64::from(received);
+        if self.has_left {
+            return Ok(received);
+        }
         self.settle();
         let filled = self.on_gpu.publish(&mut shared.gpus, &mut self.end)?;
-        Ok(self.send(shared)? | received | filled)
+        match self.send(shared) {
+            Ok(sent) => Ok(sent | received | filled),
+            Err(why) if self.end.queue_pair().check().is_ok() => Err(why),
+            Err(_) => {
+                // What the peer sent before it left is taken first. This call fails once there is nothing more.
+                self.receive(shared, begun)?;
+                self.quit(shared, Status::RemoteDisconnect);
+                self.has_left = true;
+                Ok(true)
+            }
+        }
     }
     // ----------------------------------------------------------------- the end
 
     /// Ends the connection: nothing of it goes on but copies of GPUs, and its transfers fail.
     pub fn end(mut self, shared: &mut Shared, status: Status) {
-        let Shared { graves, closing, registrations, .. } = shared;
-        let gate = self.gate.take().inspect(Gate::close);
         // The queue pair's own end would tell the peer nothing as long as nothing is under way.
         self.comm.abort();
         let _ = self.end.queue_pair().abort();
+        self.quit(shared, status);
+        let Shared { graves, ended, .. } = shared;
+        let grave = self.on_gpu.bury(self.end, self.comm);
+        if grave.is_empty() { ended } else { graves }.push(grave);
+    }
+
+    /// Ends all but what takes messages. The queue pair has ended.
+    fn quit(&mut self, shared: &mut Shared, status: Status) {
+        let Shared { closing, registrations, .. } = shared;
+        let gate = self.gate.take().inspect(Gate::close);
+        self.control.clear();
+        self.serving.clear();
         for key in std::mem::take(&mut self.regions).close() {
             tracing::error!(peer = self.peer, "the queue pair does not end: memory that it uses must stay");
             // Deregistering fails then.
             let _ = registrations.own(key).map(|own| std::mem::forget(own.users.clone()));
         }
-        for lease in self.leases.values() {
+        for (_, lease) in self.leases.drain() {
             if let Leased::Granted(lease) = lease {
                 lease.revoke();
             }
@@ -452,12 +498,11 @@ impl Session {
         {
             transfer.end(status);
         }
-        let gate = gate.map(|gate| Closing { session: self.number, gate, peer: self.process });
+        let gate = gate.map(|gate| Closing { session: self.number, gate, peer: self.process.take() });
         match gate.filter(Closing::is_used) {
             Some(used) => closing.push(used),
             None => registrations.unlease(self.number),
         }
-        graves.extend(self.on_gpu.bury(self.end, self.comm));
     }
 }
 

@@ -23,7 +23,7 @@ fn ways_by_messages() -> Vec<Vec<(&'static str, &'static str)>> {
 }
 
 /// Whether a process reads another's memory here: QEMU's emulation of a process lacks the system call.
-fn goes_directly() -> bool {
+pub fn goes_directly() -> bool {
     pushgate_link::process_vm_readv_callable().is_ok()
 }
 
@@ -77,7 +77,7 @@ impl Memory {
         (0..self.bytes).map(|i| unsafe { self.at.add(i).read_volatile() }).collect()
     }
 
-    fn fill(&self, with: u8) {
+    pub fn fill(&self, with: u8) {
         // SAFETY: as above.
         (0..self.bytes).for_each(|i| unsafe { self.at.add(i).write_volatile(with) });
     }
@@ -118,7 +118,7 @@ fn next_note(agent: &Agent) -> (String, Vec<u8>) {
 }
 
 /// Waits for notifications.
-fn notes(agent: &Agent) -> VecDeque<(String, Vec<u8>)> {
+pub fn notes(agent: &Agent) -> VecDeque<(String, Vec<u8>)> {
     let begin = Instant::now();
     loop {
         let all = agent.notifications();

@@ -25,6 +25,8 @@ pub const NOTE: usize = 256;
 pub const LONGEST_NOTE: usize = 16 << 20;
 
 impl Session {
+    /// Takes messages. True if there was something. Fails once the queue pair has ended and nothing of the peer is left to be taken, or
+    /// to be put into place by GPUs.
     pub(super) fn receive(
         &mut self,
         shared: &mut Shared,
@@ -40,10 +42,14 @@ impl Session {
             if shared.inbox_bytes >= MOST_NOTES || self.on_gpu.is_full() {
                 return Ok(some);
             }
-            let Some(message) = self.end.take()? else {
-                // What came before the end was taken.
-                self.end.queue_pair().check()?;
-                return Ok(some);
+            let message = match self.end.take()? {
+                Some(message) => message,
+                None if self.on_gpu.is_landing() => return Ok(some),
+                None => match self.end.queue_pair().check() {
+                    Ok(()) => return Ok(some),
+                    // What came before the end is there now.
+                    Err(why) => self.end.take()?.ok_or(why)?,
+                },
             };
             some = true;
             let read = |from: usize, to: &mut [u8]| {
@@ -103,6 +109,9 @@ impl Session {
         begun: &mut Vec<Arc<Copying>>,
     ) -> Result<(), Ended> {
         let length = message.message().length;
+        if self.has_left && !matches!(decoded, Message::Note { .. }) {
+            return Ok(());
+        }
         match decoded {
             Message::Hello { place, token } => {
                 self.hello(place, &token, &mut shared.registrations, begun);
@@ -163,6 +172,9 @@ impl Session {
                 let lease = Lease::new(region);
                 *asked = if granted { Leased::Granted(Arc::new(lease)) } else { Leased::Refused };
                 self.start_early(&mut shared.registrations, begun);
+                if !granted {
+                    self.leases.remove(&key);
+                }
             }
             Message::Landed { job } => {
                 let known = self.jobs.get(&job).is_some_and(|job| job.straight.is_some());
@@ -171,18 +183,16 @@ impl Session {
                 }
                 self.answered(job, true, 0);
             }
-            Message::Revoke { key } => {
-                match self.leases.get_mut(&key) {
-                    Some(known @ Leased::Granted(_)) => {
-                        // What was refused stays refused: keys are not given twice.
-                        if let Leased::Granted(lease) = std::mem::replace(known, Leased::Refused) {
-                            lease.revoke();
-                            self.revoking.push((key, lease));
-                        }
-                    }
-                    _ => self.say(&Message::Revoked { key }),
+            Message::Revoke { key } => match self.leases.remove(&key) {
+                Some(Leased::Granted(lease)) => {
+                    lease.revoke();
+                    self.revoking.push((key, lease));
                 }
-            }
+                other => {
+                    self.leases.extend(other.map(|other| (key, other)));
+                    self.say(&Message::Revoked { key });
+                }
+            },
             Message::Revoked { key } => {
                 if let Ok(own) = shared.registrations.own(key) {
                     own.leased.remove(&self.number);
@@ -293,6 +303,9 @@ impl Session {
     ) -> Result<(Lists, Vec<Arc<()>>), Ended> {
         let length = message.message().length - from;
         let (mut lists, mut users) = (Lists::default(), Vec::new());
+        if self.has_left {
+            return Ok((lists, users));
+        }
         let job = self.jobs.get_mut(&number).ok_or("it answers a request that there is not")?;
         if length as u64 > job.left || last && status == 0 && length as u64 != job.left {
             return Err("its answer is not as long as what was asked for".into());
