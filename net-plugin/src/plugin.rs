@@ -21,9 +21,18 @@ use crate::props::{Network, Properties};
 use crate::runtime::Runtime;
 use crate::trace;
 
-/// One of NCCL's communicators.
+/// Which of the plugin's tables a communicator uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Table {
+    Net,
+    Rma,
+}
+
+/// One of NCCL's communicators, at one table.
 pub struct Context {
     pub traffic_class: Option<u8>,
+    communicator: u64,
+    table: Table,
     /// The empty memfd by whose name `pushgate inspect` finds the processes of a communicator.
     _job: Option<OwnedFd>,
     _runtime: Arc<Runtime>,
@@ -35,10 +44,36 @@ struct Process {
     runtime: Weak<Runtime>,
     /// The runtime has the only lasting reference, so attempts end with it.
     attempts: Weak<Attempts>,
+    /// Communicators whose network this is, each as often as it has a context.
+    nets: Vec<u64>,
 }
 
 static PROCESS: Mutex<Process> =
-    Mutex::new(Process { loaded: None, runtime: Weak::new(), attempts: Weak::new() });
+    Mutex::new(Process { loaded: None, runtime: Weak::new(), attempts: Weak::new(), nets: Vec::new() });
+
+impl Process {
+    /// Reads the settings, unless something made from earlier settings is in use.
+    fn load(&mut self) -> Result<()> {
+        if self.runtime.strong_count() == 0 {
+            // If the new settings are wrong, the old ones must not stay in force.
+            self.loaded = None;
+            self.loaded = Some(Arc::new(Loaded::new()?));
+        }
+        Ok(())
+    }
+
+    /// The running threads, which are started if needed.
+    fn running(&mut self) -> Result<Arc<Runtime>> {
+        if let Some(runtime) = self.runtime.upgrade() {
+            return Ok(runtime);
+        }
+        let attempts = Arc::new(Attempts::new());
+        let runtime = Arc::new(Runtime::start(loaded(self)?.clone(), attempts.clone())?);
+        self.runtime = Arc::downgrade(&runtime);
+        self.attempts = Arc::downgrade(&attempts);
+        Ok(runtime)
+    }
+}
 
 /// Fails in a child of the process that made the first call: NCCL's connections, and the threads
 /// that serve them, belong to the parent. Makes no system call.
@@ -55,24 +90,30 @@ fn process() -> MutexGuard<'static, Process> {
 /// Reads the settings, unless something made from earlier settings is in use.
 pub fn load() -> Result<()> {
     here()?;
-    let mut process = process();
-    if process.runtime.strong_count() == 0 {
-        // If the new settings are wrong, the old ones must not stay in force.
-        process.loaded = None;
-        process.loaded = Some(Arc::new(Loaded::new()?));
-    }
-    Ok(())
+    process().load()
 }
 
 /// Reads the settings for a communicator, and starts the threads that it needs. `communicator` is NCCL's number of it,
 /// which all of its ranks have and NCCL's log shows as `commId`.
-pub fn open(traffic_class: Option<u8>, communicator: u64) -> Result<Context> {
-    load()?;
-    let runtime = running()?;
+pub fn open(traffic_class: Option<u8>, communicator: u64, table: Table) -> Result<Context> {
+    here()?;
+    let mut process = process();
+    // A thread that ends the last context must not come between.
+    process.load()?;
+    let runtime = process.running()?;
+    drop(process);
     // Before NCCL's kernels run.
     runtime.open_gpu()?;
     let _job = recorder::announce(&format!("nccl-{communicator:x}"));
-    Ok(Context { traffic_class, _job, _runtime: runtime })
+    if table == Table::Net {
+        self::process().nets.push(communicator);
+    }
+    Ok(Context { traffic_class, communicator, table, _job, _runtime: runtime })
+}
+
+/// Whether this plugin is a communicator's network. One that shares its parent's network (`splitShare`) is not known.
+pub fn serves(communicator: u64) -> bool {
+    here().is_ok() && process().nets.contains(&communicator)
 }
 
 /// Whether the settings offer NCCL the RMA table.
@@ -82,8 +123,13 @@ pub fn offers_rma() -> bool {
 
 /// Ends a context. The last one, if no connection is open, joins all threads.
 pub fn close(context: Context) {
+    let Context { communicator, table, .. } = context;
     drop(context);
     let mut process = process();
+    let of = |net: &u64| table == Table::Net && *net == communicator;
+    if let Some(at) = process.nets.iter().position(of) {
+        process.nets.swap_remove(at);
+    }
     if process.runtime.strong_count() == 0 {
         // This closes the RDMA device too.
         process.loaded = None;
@@ -110,15 +156,7 @@ fn loaded(process: &Process) -> Result<&Arc<Loaded>> {
 /// The running threads, which are started if needed.
 pub fn running() -> Result<Arc<Runtime>> {
     here()?;
-    let mut process = process();
-    if let Some(runtime) = process.runtime.upgrade() {
-        return Ok(runtime);
-    }
-    let attempts = Arc::new(Attempts::new());
-    let runtime = Arc::new(Runtime::start(loaded(&process)?.clone(), attempts.clone())?);
-    process.runtime = Arc::downgrade(&runtime);
-    process.attempts = Arc::downgrade(&attempts);
-    Ok(runtime)
+    process().running()
 }
 
 /// The running threads, and the connections that are being made.

@@ -24,13 +24,15 @@ pub enum Collective {
     AllReduce,
     /// `ncclAllGather` and `ncclReduceScatter`, for which NCCL has the algorithm PAT.
     Gathered,
+    /// `ncclBroadcast` and `ncclReduce`.
     Other,
 }
 
 /// A row of the table: what collectives take whose steps are at most `step` bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// Bytes of one step around the ring: those of the collective divided by the ranks. The row is for at most this number.
+    /// Bytes of one step: those of the collective divided by the ranks, or all of them where each rank passes on all. The row is for at
+    /// most this number.
     pub step: usize,
     /// Which protocols may be taken.
     pub protocols: Protocols,
@@ -63,9 +65,22 @@ const OVER_TCP: [Row; 4] = [
     Row { step: 4 << 20, protocols: Protocols::WithoutLl, channels: 4 },
 ];
 
+/// The table over TCP for collectives that pass all of their bytes from rank to rank, in one direction: broadcast and reduce.
+///
+/// Measured with nccl-tests' broadcast, NCCL 2.30.7, on one H200 with two ranks under MPS, by protocol and number of channels. Not measured
+/// with more ranks, whose links are as busy.
+const CHAINED_OVER_TCP: [Row; 4] = [
+    Row { step: 16 << 10, protocols: Protocols::All, channels: 1 },
+    Row { step: 64 << 10, protocols: Protocols::WithoutLl, channels: 1 },
+    Row { step: 1 << 20, protocols: Protocols::WithoutLl, channels: 4 },
+    Row { step: 16 << 20, protocols: Protocols::WithoutLl, channels: 8 },
+];
+
 /// A number that differs between builds that choose differently.
 pub fn revision() -> u64 {
-    let text = format!("{ROWS:?} {OVER_TCP:?} {MEASURED:?} {AROUND:?} {TREE} LL128 in its rows alone");
+    let text = format!(
+        "{ROWS:?} {OVER_TCP:?} {CHAINED_OVER_TCP:?} {MEASURED:?} {AROUND:?} {TREE} LL128 in its rows alone"
+    );
     crate::handle::sum(text.as_bytes())
 }
 
@@ -85,8 +100,11 @@ pub fn choose(bytes: usize, ranks: usize) -> Row {
 }
 
 /// What it takes over TCP through host memory.
-pub fn choose_over_tcp(bytes: usize, ranks: usize) -> Row {
-    row_of(&OVER_TCP, bytes, ranks)
+pub fn choose_over_tcp(collective: Collective, bytes: usize, ranks: usize) -> Row {
+    match collective {
+        Collective::Other => row_of(&CHAINED_OVER_TCP, bytes, 1),
+        _ => row_of(&OVER_TCP, bytes, ranks),
+    }
 }
 
 fn row_of(rows: &[Row], bytes: usize, ranks: usize) -> Row {
@@ -143,10 +161,10 @@ mod tests {
     }
 
     #[test]
-    fn over_tcp_short_collectives_take_ll_and_longer_ones_few_channels_without_it() {
+    fn over_tcp_short_collectives_take_ll_and_longer_ones_few_channels_without_it_a_broadcast_more() {
         use Protocols::{All, WithoutLl};
         let of = |bytes| {
-            let row = choose_over_tcp(bytes, 2);
+            let row = choose_over_tcp(Collective::AllReduce, bytes, 2);
             (row.protocols, row.channels)
         };
         assert_eq!([8, 32 << 10].map(of), [(All, 1); 2]);
@@ -154,6 +172,18 @@ mod tests {
         assert_eq!([(64 << 10) + 2, 1 << 20].map(of), [(WithoutLl, 2); 2]);
         assert_eq!([(1 << 20) + 2, 8 << 20].map(of), [(WithoutLl, 4); 2]);
         assert_eq!([(8 << 20) + 2, 1 << 30].map(of), [(WithoutLl, 0); 2]);
+        // Of a broadcast all bytes pass each link, in one direction.
+        let chained = |bytes| {
+            [2, 4].map(|ranks| {
+                let row = choose_over_tcp(Collective::Other, bytes, ranks);
+                (row.protocols, row.channels)
+            })
+        };
+        assert_eq!([8, 16 << 10].map(chained), [[(All, 1); 2]; 2]);
+        assert_eq!(chained(64 << 10), [(WithoutLl, 1); 2]);
+        assert_eq!([(64 << 10) + 1, 1 << 20].map(chained), [[(WithoutLl, 4); 2]; 2]);
+        assert_eq!([(1 << 20) + 1, 16 << 20].map(chained), [[(WithoutLl, 8); 2]; 2]);
+        assert_eq!(chained(32 << 20), [(WithoutLl, 0); 2]);
     }
 
     #[test]
@@ -192,6 +222,10 @@ mod tests {
 
     #[test]
     fn the_table_ascends() {
-        assert!([&ROWS[..], &OVER_TCP].iter().all(|rows| rows.is_sorted_by_key(|row| row.step)));
+        assert!(
+            [&ROWS[..], &OVER_TCP, &CHAINED_OVER_TCP]
+                .iter()
+                .all(|rows| rows.is_sorted_by_key(|row| row.step))
+        );
     }
 }

@@ -21,7 +21,7 @@ use super::types::{
 use crate::error::{Code, Failure, Result};
 use crate::handle;
 use crate::log::{self, Logger};
-use crate::plugin::{self, Context};
+use crate::plugin::{self, Context, Table};
 use crate::rma::{Coll, Contexts, Door, Handle, Registered, Signal, Stretch};
 
 /// What NCCL holds as a collComm.
@@ -54,7 +54,7 @@ unsafe extern "C" fn init(ctx: OutPointer, comm_id: u64, logger: Logger) -> R {
             log::init("NCCL's RMA table is not offered; NCCL_GIN_TYPE=2 or PUSHGATE_NET_RMA=true offers it");
             return Ok(());
         }
-        let context = plugin::open(None, comm_id)?;
+        let context = plugin::open(None, comm_id, Table::Rma)?;
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         open().get_or_insert_default().insert(number, context);
         // SAFETY: as above.

@@ -18,7 +18,7 @@ use crate::comm::{Comm, Request};
 use crate::error::{Code, Failure, Result};
 use crate::handle;
 use crate::log::{self, Logger};
-use crate::plugin::{self, Context, Listening};
+use crate::plugin::{self, Context, Listening, Table};
 use crate::props;
 use crate::registration::{Held, Kind, Wanted};
 
@@ -123,7 +123,7 @@ unsafe extern "C" fn init_v11(
         unsafe {
             put(ctx, "ctx", std::ptr::null_mut())?;
             let traffic_class = traffic_class(config);
-            let context = plugin::open(traffic_class, comm_id)?;
+            let context = plugin::open(traffic_class, comm_id, Table::Net)?;
             put(ctx, "ctx", hand_out(Some(Box::new(context))))
         }
     })

@@ -116,17 +116,19 @@ fn lands_whole(ranks: usize, nodes: usize, v5: bool, gdr_level: Option<&OsStr>) 
     v5 && nodes == ranks && gdr_level.is_some_and(|level| level == "SYS")
 }
 
-/// Makes the context of a communicator. `v5`: the interface is v5 or later.
-fn begin(ranks: usize, nodes: usize, v5: bool, logger: Logger, context: *mut *mut c_void) -> R {
+/// Makes the context of a communicator. `comm`: its number, which NCCL says since v5 of the interface.
+fn begin(comm: Option<u64>, ranks: usize, nodes: usize, logger: Logger, context: *mut *mut c_void) -> R {
     log::set_logger(logger);
     call("tuner init", || {
         // A context that is not NULL means that the tuner speaks, which it does where it was measured alone.
         let properties = plugin::properties(0).ok();
         let over_tcp = properties.is_some_and(|p| p.is_in_order());
         let gpu = properties.is_some_and(|p| p.takes_gpu_memory());
-        let speaks = tuning::is_measured(ranks, nodes) && (gpu || over_tcp);
+        // A communicator may have another network (`netName`), and has this tuner nevertheless.
+        let is_served = comm.is_none_or(plugin::serves);
+        let speaks = is_served && tuning::is_measured(ranks, nodes) && (gpu || over_tcp);
         let level = std::env::var_os("NCCL_NET_GDR_LEVEL");
-        let ll128 = lands_whole(ranks, nodes, v5, level.as_deref());
+        let ll128 = lands_whole(ranks, nodes, comm.is_some(), level.as_deref());
         let ll_on_host = path::ll_lands_on_host();
         let known = Known { ranks, alone_on_nodes: nodes == ranks, ll128, ll_on_host, over_tcp, gpu };
         let word = if speaks { known.to_word() } else { 0 };
@@ -137,19 +139,19 @@ fn begin(ranks: usize, nodes: usize, v5: bool, logger: Logger, context: *mut *mu
 }
 
 unsafe extern "C" fn init_v4(ranks: usize, nodes: usize, logger: Logger, context: *mut *mut c_void) -> R {
-    begin(ranks, nodes, false, logger, context)
+    begin(None, ranks, nodes, logger, context)
 }
 
 unsafe extern "C" fn init_v5(
     context: *mut *mut c_void,
-    _comm: u64,
+    comm: u64,
     ranks: usize,
     nodes: usize,
     logger: Logger,
     _domains: *const c_void,
     _constants: *mut c_void,
 ) -> R {
-    begin(ranks, nodes, true, logger, context)
+    begin(Some(comm), ranks, nodes, logger, context)
 }
 
 unsafe extern "C" fn info(
@@ -182,7 +184,7 @@ unsafe extern "C" fn info(
         }
         let mut choice = match known.gpu {
             true => tuning::choose(bytes, known.ranks),
-            false => tuning::choose_over_tcp(bytes, known.ranks),
+            false => tuning::choose_over_tcp(collective, bytes, known.ranks),
         };
         match choice.protocols {
             Protocols::All => {
@@ -339,6 +341,37 @@ mod tests {
         assert_eq!(costs_of(8), [1.0, DEAR, 1.0, 1.0, DEAR, 1.0]);
         assert_eq!(costs_of(256 << 10), [DEAR, 1.0, 1.0, DEAR, 0.0, 1.0]);
         assert_eq!(costs_of(64 << 20), [DEAR, DEAR, 1.0, DEAR, DEAR, 1.0]);
+    }
+
+    /// In a process of its own, because variables say which network it is.
+    #[test]
+    #[ignore = "runs in a process of the test of communicators of another network"]
+    fn a_process_whose_network_is_over_tcp() {
+        let speaks = |comm: u64| {
+            let mut context = std::ptr::null_mut();
+            // SAFETY: a place that can be written; the rest is not read.
+            let said =
+                unsafe { init_v5(&mut context, comm, 2, 2, None, std::ptr::null(), std::ptr::null_mut()) };
+            assert_eq!(said, 0);
+            !context.is_null()
+        };
+        let [net, again] = [plugin::Table::Net; 2].map(|table| plugin::open(None, 7, table).unwrap());
+        let rma = plugin::open(None, 8, plugin::Table::Rma).unwrap();
+        assert!(speaks(7) && !speaks(8) && !speaks(9));
+        plugin::close(net);
+        assert!(speaks(7), "it has another context");
+        plugin::close(again);
+        assert!(!speaks(7));
+        plugin::close(rma);
+    }
+
+    #[test]
+    fn p3_communicators_of_another_network_are_left_to_nccl() {
+        let mut process = std::process::Command::new(std::env::current_exe().unwrap());
+        process.args(["--exact", "ffi::tuner::tests::a_process_whose_network_is_over_tcp", "--ignored"]);
+        let ended = process.env("PUSHGATE_QP", "tcp").env("PUSHGATE_DEVICE", "cpu").output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stdout);
+        assert!(said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&ended.stderr));
     }
 
     #[test]
