@@ -67,14 +67,9 @@ const OVER_TCP: [Row; 4] = [
 
 /// The table over TCP for collectives that pass all of their bytes from rank to rank, in one direction: broadcast and reduce.
 ///
-/// Measured with nccl-tests' broadcast, NCCL 2.30.7, on one H200 with two ranks under MPS, by protocol and number of channels. Not measured
-/// with more ranks, whose links are as busy.
-const CHAINED_OVER_TCP: [Row; 4] = [
-    Row { step: 16 << 10, protocols: Protocols::All, channels: 1 },
-    Row { step: 64 << 10, protocols: Protocols::WithoutLl, channels: 1 },
-    Row { step: 1 << 20, protocols: Protocols::WithoutLl, channels: 4 },
-    Row { step: 16 << 20, protocols: Protocols::WithoutLl, channels: 8 },
-];
+/// Measured with nccl-tests' broadcast, NCCL 2.30.7, on one H200 with two ranks under MPS: above, no number of channels was faster than
+/// NCCL's. Not measured with more ranks, whose links are as busy.
+const CHAINED_OVER_TCP: [Row; 1] = [Row { step: 16 << 10, protocols: Protocols::All, channels: 1 }];
 
 /// A number that differs between builds that choose differently.
 pub fn revision() -> u64 {
@@ -161,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn over_tcp_short_collectives_take_ll_and_longer_ones_few_channels_without_it_a_broadcast_more() {
+    fn over_tcp_short_collectives_take_ll_and_longer_ones_few_channels_without_it_a_broadcast_nccls() {
         use Protocols::{All, WithoutLl};
         let of = |bytes| {
             let row = choose_over_tcp(Collective::AllReduce, bytes, 2);
@@ -180,10 +175,7 @@ mod tests {
             })
         };
         assert_eq!([8, 16 << 10].map(chained), [[(All, 1); 2]; 2]);
-        assert_eq!(chained(64 << 10), [(WithoutLl, 1); 2]);
-        assert_eq!([(64 << 10) + 1, 1 << 20].map(chained), [[(WithoutLl, 4); 2]; 2]);
-        assert_eq!([(1 << 20) + 1, 16 << 20].map(chained), [[(WithoutLl, 8); 2]; 2]);
-        assert_eq!(chained(32 << 20), [(WithoutLl, 0); 2]);
+        assert_eq!([(16 << 10) + 1, 1 << 30].map(chained), [[(WithoutLl, 0); 2]; 2]);
     }
 
     #[test]

@@ -131,8 +131,14 @@ const LONG: &[(&str, &[&str])] = &[
             "p3_p4_p6_ranks_as_threads_get_every_byte_in_every_version",
         ],
     ),
-    // Gigabytes that are made and compared byte by byte.
-    ("plugin_PUSHGATE", &["tests::p8_memory_is_not_touched_after_its_transfer_is_released_"]),
+    // Much that is made and compared byte by byte.
+    (
+        "plugin_PUSHGATE",
+        &[
+            "tests::p6_transfers_and_notifications_survive_links_that_break_under_them_",
+            "tests::p8_memory_is_not_touched_after_its_transfer_is_released_",
+        ],
+    ),
     ("pushgate_cli", &["top::screen::tests::at_any_width_a_row_has_its_whole_process_number_"]),
     ("pushgate", &["mesh::tcp::tests::p7_ranks_that_never_come_or_answer_end_the_set_up_at_the_timeout"]),
     (
