@@ -1,6 +1,6 @@
 //! What an agent's calls and its threads share. One lock guards the connections; copies of host memory are made outside of it.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -30,7 +30,7 @@ const OFTEN: u64 = 20;
 pub const LINGER: Duration = Duration::from_secs(2);
 /// Tests share two cores with others.
 #[cfg(test)]
-pub const LINGER: Duration = Duration::from_secs(20);
+pub const LINGER: Duration = crate::tests::HANG;
 /// Between two attempts to reach a peer.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LAST_PAUSE: Duration = Duration::from_secs(1);
@@ -87,7 +87,8 @@ impl Peer {
 
 pub struct State {
     pub shared: Shared,
-    pub sessions: HashMap<u64, Session>,
+    /// By number: older ones first.
+    pub sessions: BTreeMap<u64, Session>,
     pub peers: HashMap<String, Peer>,
     pub transfers: HashMap<u64, Arc<Transfer>>,
     pub next: u64,
@@ -153,7 +154,7 @@ impl Core {
             cores: sched_getaffinity(None).ok(),
             state: Mutex::new(State {
                 shared: Shared::new(gpus),
-                sessions: HashMap::new(),
+                sessions: BTreeMap::new(),
                 peers: HashMap::new(),
                 transfers: HashMap::new(),
                 next: 0,
@@ -180,7 +181,7 @@ impl Core {
 
     /// Progresses while the program does not.
     pub fn run(self: &Arc<Self>) {
-        let (mut seen, mut last) = (0, Instant::now());
+        let (mut seen, mut last, mut moved) = (0, Instant::now(), false);
         while !self.is_closing() {
             // A program that polls without a pause makes all the progress itself.
             let polled = self.polled.load(Ordering::Relaxed);
@@ -191,13 +192,18 @@ impl Core {
             }
             // GPUs wake nobody, nor do threads that register memory.
             let looks = self.state().needs_looks();
-            let waited =
-                if looks { self.context.drive().map(drop) } else { self.context.rest(REST).map(drop) };
+            // A queue pair that has ended wakes nobody for messages that are left.
+            let waited = if looks || moved {
+                self.context.drive().map(drop)
+            } else {
+                self.context.rest(REST).map(drop)
+            };
             if let Err(e) = waited {
                 tracing::error!("the engine has ended: {e}");
                 return;
             }
-            if self.progress() {
+            moved = self.progress();
+            if moved {
                 last = Instant::now();
             } else if looks && last.elapsed() > SPIN {
                 std::thread::sleep(PAUSE);
@@ -453,14 +459,19 @@ impl Core {
     pub fn advance(&self, state: &mut State) -> bool {
         let State { shared, sessions, peers, begun, .. } = &mut *state;
         let (mut some, mut ended) = (false, Vec::new());
+        // Runs of peers whose earlier connections have ended, with messages left: what came over later ones is taken after these.
+        let mut draining: Vec<String> = Vec::new();
         for session in sessions.values_mut() {
-            let before = session.has_left();
-            match session.progress(shared, begun) {
+            let (before, takes) = (session.has_left(), !draining.contains(&session.instance));
+            match session.progress(takes, shared, begun) {
                 Ok(moved) => {
                     some |= moved;
                     if session.has_left() && !before {
                         tracing::info!(peer = session.peer, "the agent has left");
                         part(peers, session.number);
+                    }
+                    if session.is_over() {
+                        draining.push(session.instance.clone());
                     }
                 }
                 Err(why) => ended.push((session.number, session.peer.clone(), why)),

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use crate::agent::Agent;
 use crate::engine::Waiting;
 use crate::session::Session;
+use crate::session::receiving::MOST_NOTES;
 use crate::status::Status;
-use crate::tests::{GPU, HANG, HOST, Memory, agent, notes, pair, run};
+use crate::tests::{GPU, HANG, HOST, Memory, agent, notes, pair, run, wait_for_ends};
 use crate::transfer::Transfer;
 
 /// More messages than one call takes.
@@ -108,12 +109,40 @@ fn p6_all_that_a_leaving_peer_sent_arrives_though_the_agent_has_something_to_sen
             std::thread::yield_now();
         }
         drop(second);
+        wait_for_ends(&first, &state);
         first.core.start(&mut state, Waiting::Note(b"too late".to_vec()), "second").unwrap();
+        first.core.advance(&mut state);
+        assert!(state.sessions.values().all(Session::has_left) && !state.sessions.is_empty(), "{kind}");
         drop(state);
         let got = notes_or_end(&first, 0);
         assert!(got.into_iter().map(|(_, text)| text).eq((0..=NOTES).map(|i| vec![i])), "{kind}");
         assert!(there.content() == expected, "{kind}");
     }
+}
+
+#[test]
+fn p6_what_a_peer_sent_before_it_left_is_taken_before_what_it_sends_over_its_next_connection() {
+    let [first, second] = pair(&[("qp", "local")]);
+    // Nothing is taken meanwhile.
+    first.core.state().shared.inbox_bytes = MOST_NOTES;
+    let begin = Instant::now();
+    for (connections, texts) in [(1, 0..NOTES), (2, NOTES..NOTES + 1)] {
+        second.load_connection("first", &first.connection()).unwrap();
+        texts.for_each(|i| second.notify("first", &[i]).unwrap());
+        second.core.linger(None);
+        while first.connections() < connections {
+            assert!(begin.elapsed() < HANG, "the agents do not connect");
+        }
+        if connections == 1 {
+            second.disconnect("first").unwrap();
+        }
+    }
+    let mut got = Vec::new();
+    while got.len() <= NOTES.into() {
+        assert!(begin.elapsed() < HANG, "notifications are lost");
+        got.extend(first.notifications().into_iter().map(|(_, text)| text));
+    }
+    assert!(got.into_iter().eq((0..=NOTES).map(|i| vec![i])));
 }
 
 #[test]

@@ -80,6 +80,16 @@ impl OnGpu {
         Ok(some)
     }
 
+    /// Forgets what GPUs have filled, of a queue pair that has ended.
+    pub fn drop_filled(&mut self, gpus: &mut Gpus) -> Result<(), String> {
+        while let Some((work, _)) = self.filling.front_mut()
+            && gpus.is_done(work)?
+        {
+            self.filling.pop_front();
+        }
+        Ok(())
+    }
+
     /// Copies a message's payload to GPU memory. What the message brings comes after that, and after all messages before it.
     ///
     /// # Safety

@@ -413,10 +413,7 @@ impl Session {
 
     /// Whether something waits for GPUs or for a thread that registers memory: neither wakes anybody.
     pub fn needs_looks(&self) -> bool {
-        match self.has_left {
-            true => self.on_gpu.is_landing(),
-            false => !self.on_gpu.is_empty() || self.regions.is_asked(),
-        }
+        !self.on_gpu.is_empty() || self.regions.is_asked()
     }
 
     /// Ends the use of a registration that the peer may not name any more. False: something still uses its memory.
@@ -430,27 +427,40 @@ impl Session {
         self.has_left
     }
 
-    /// Takes what has come, and sends what can be sent. True if there was something. Copies that can begin go to `begun`.
-    pub fn progress(&mut self, shared: &mut Shared, begun: &mut Vec<Arc<Copying>>) -> Result<bool, Ended> {
+    /// Whether the queue pair has ended. What the peer sent before may still be there.
+    pub fn is_over(&self) -> bool {
+        self.end.queue_pair().check().is_err()
+    }
+
+    /// Takes what has come if `takes`, and sends what can be sent. True if there was something. Copies that can begin go to `begun`.
+    pub fn progress(
+        &mut self,
+        takes: bool,
+        shared: &mut Shared,
+        begun: &mut Vec<Arc<Copying>>,
+    ) -> Result<bool, Ended> {
         if self.regions.ask_again() {
             for key in std::mem::take(&mut self.wanted) {
                 self.grant(key, true, &mut shared.registrations);
             }
             self.start_early(&mut shared.registrations, begun);
         }
-        let received = self.receive(shared, begun)?;
+        let received = takes && self.receive(shared, begun)?;
         self.received += u64::from(received);
         if self.has_left {
+            self.on_gpu.drop_filled(&mut shared.gpus)?;
             return Ok(received);
         }
         self.settle();
         let filled = self.on_gpu.publish(&mut shared.gpus, &mut self.end)?;
         match self.send(shared) {
             Ok(sent) => Ok(sent | received | filled),
-            Err(why) if self.end.queue_pair().check().is_ok() => Err(why),
+            Err(why) if !self.is_over() => Err(why),
             Err(_) => {
                 // What the peer sent before it left is taken first. This call fails once there is nothing more.
-                self.receive(shared, begun)?;
+                if takes {
+                    self.receive(shared, begun)?;
+                }
                 self.quit(shared, Status::RemoteDisconnect);
                 self.has_left = true;
                 Ok(true)
@@ -464,7 +474,9 @@ impl Session {
         // The queue pair's own end would tell the peer nothing as long as nothing is under way.
         self.comm.abort();
         let _ = self.end.queue_pair().abort();
-        self.quit(shared, status);
+        if !self.has_left {
+            self.quit(shared, status);
+        }
         let Shared { graves, ended, .. } = shared;
         let grave = self.on_gpu.bury(self.end, self.comm);
         if grave.is_empty() { ended } else { graves }.push(grave);

@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 use pushgate::{Context, Settings};
 
 use crate::agent::{Agent, Described};
+use crate::engine::State;
 use crate::gpu::Offer;
 use crate::greet::Connection;
 use crate::regions::LEAST;
 use crate::registrations::{self, Published};
+use crate::session::Session;
 use crate::status::Status;
 use crate::wire::{HEAD, Message, PLACE, Place};
 
@@ -127,6 +129,15 @@ pub fn notes(agent: &Agent) -> VecDeque<(String, Vec<u8>)> {
         }
         assert!(begin.elapsed() < HANG, "a notification does not come");
         std::thread::yield_now();
+    }
+}
+
+/// Drives an agent until it sees the end of all its connections, whose messages nobody takes meanwhile.
+pub fn wait_for_ends(agent: &Agent, state: &State) {
+    let begin = Instant::now();
+    while !state.sessions.values().all(Session::is_over) {
+        assert!(begin.elapsed() < HANG, "the agent does not see the end");
+        let _ = agent.core.context.drive();
     }
 }
 

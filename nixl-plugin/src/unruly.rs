@@ -17,12 +17,17 @@ use crate::registrations::{self, Published};
 use crate::session::receiving::{MOST_NOTES, NOTE};
 use crate::session::{MOST_ANSWERS, Session};
 use crate::status::Status;
-use crate::tests::{HANG, HOST, Memory, agent, pair, run};
+use crate::tests::{HANG, HOST, Memory, agent, pair, run, wait_for_ends};
 use crate::transfer::{Copying, Way};
 use crate::wire::{HEAD, Message, TOKEN};
 
 #[test]
 fn p8_memory_stays_registered_while_a_peer_copies_there_though_their_connection_has_ended() {
+    [false, true].into_iter().for_each(memory_stays_registered_while_a_peer_copies_there);
+}
+
+/// `drains`: the end finds messages that are not taken yet.
+fn memory_stays_registered_while_a_peer_copies_there(drains: bool) {
     let [first, second] = pair(&[("qp", "local"), ("timeout", "5s")]);
     let (here, there) = (Memory::new(&first, 4096, 1), Memory::new(&second, 4096, 2));
     let published = second.publish(there.key).unwrap();
@@ -38,7 +43,14 @@ fn p8_memory_stays_registered_while_a_peer_copies_there_though_their_connection_
     // A process that is stopped within a batch.
     let reached = first.core.state().sessions.values().find_map(Session::reached).unwrap();
     let batch = reached.enter().unwrap();
+    let mut state = second.core.state();
+    (0..if drains { 100 } else { 0 }).for_each(|i| first.notify("second", &[i]).unwrap());
     first.disconnect("second").unwrap();
+    wait_for_ends(&second, &state);
+    state.sessions.values_mut().for_each(|session| session.notify(b"too late"));
+    second.core.advance(&mut state);
+    assert_eq!(state.sessions.values().any(Session::has_left), drains);
+    drop(state);
     while second.connections() > 0 {
         assert!(begin.elapsed() < HANG, "the connection does not end");
         second.notifications();
