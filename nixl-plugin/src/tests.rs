@@ -25,7 +25,7 @@ fn ways_by_messages() -> Vec<Vec<(&'static str, &'static str)>> {
 }
 
 /// Whether a process reads another's memory here: QEMU's emulation of a process lacks the system call.
-fn goes_directly() -> bool {
+pub fn goes_directly() -> bool {
     pushgate_link::process_vm_readv_callable().is_ok()
 }
 
