@@ -473,12 +473,6 @@ impl Agent {
         self.core.state().sessions.len()
     }
 
-    /// How many peers of connections that have ended have not taken the farewell.
-    #[cfg(test)]
-    pub fn farewells(&self) -> usize {
-        self.core.state().farewells.iter().filter(|thread| !thread.is_finished()).count()
-    }
-
     /// Whether bytes are under way out of regions.
     #[cfg(test)]
     pub fn puts(&self) -> bool {

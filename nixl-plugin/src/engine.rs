@@ -98,6 +98,11 @@ pub struct State {
 }
 
 impl State {
+    /// How many peers of connections that have ended have not taken the farewell.
+    pub fn farewells_under_way(&self) -> usize {
+        self.farewells.iter().filter(|thread| !thread.is_finished()).count()
+    }
+
     /// Whether anything waits for GPUs or for memory that is being registered.
     pub fn needs_looks(&self) -> bool {
         let Shared { graves, within, .. } = &self.shared;
@@ -222,7 +227,7 @@ impl Core {
                     return;
                 }
             };
-            let leaving = self.state().farewells.iter().filter(|thread| !thread.is_finished()).count();
+            let leaving = self.state().farewells_under_way();
             // Relaxed: a bound, of this thread alone.
             let room = self.joining.load(Ordering::Relaxed) + leaving < MOST_JOINING;
             let visitor = match greet::receive(&arrival, &self.instance, room) {

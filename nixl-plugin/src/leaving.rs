@@ -71,7 +71,7 @@ fn a_peer_that_takes_no_farewell_holds_up_no_transfer_with_another() {
                 first.disconnect("second").unwrap();
             }
             assert_eq!(run(&first, &transfer, None), Status::Success);
-            first.farewells() == 0
+            first.core.state().farewells_under_way() == 0
         });
         assert!(!held_up, "no transfer ends before the farewell has left; the peer leaves: {leaves}");
     }
@@ -153,8 +153,8 @@ fn a_gpu_that_fills_a_message_late_ends_no_queue_pair_as_stuck() {
     let transfer = write(&first, ("second", &second), GPU, &here, &there);
     assert_eq!(run(&first, &transfer, None), Status::Success);
     let mut state = first.core.state();
-    // The notification is published behind the message that waits for the GPU.
-    transfer.begin(Some(b"behind".to_vec()));
+    // The notification is published after the message's room was reserved, and before the GPU has filled the message.
+    transfer.begin(Some(b"after".to_vec()));
     first.core.start(&mut state, Waiting::Transfer(transfer.clone()), "second").unwrap();
     first.core.advance(&mut state);
     assert!(state.needs_looks(), "the played GPU has filled the message at once");
