@@ -154,7 +154,8 @@ const LONG: &[(&str, &[&str])] = &[
 /// Unit tests that run with pages of 64 KiB: of what maps memory, and of rings and records in it.
 const PAGES: [(&str, &str); 3] = [
     ("pushgate_core", ""),
-    ("pushgate_driver_shim", "--skip closing::tests::p7_p8_peers_whose_closes_hang_"),
+    // Descriptors whose close waits are connections of TCP, and the guest's kernel is built without it.
+    ("pushgate_driver_shim", "--skip closing:: --skip bell::tests::p8_a_descriptor_sent_with_a_ring_"),
     ("pushgate_link", ""),
 ];
 

@@ -13,6 +13,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::bench::both;
 use crate::package::For;
 use crate::paths::Paths;
 use crate::process;
@@ -44,25 +45,30 @@ impl Toolchain {
     pub fn get(paths: &Paths, guard: Guard) -> Result<Toolchain> {
         let cache = paths.scratch("aarch64")?.canonicalize()?;
         let (testing, cross) = (cache.join(SUITE), cache.join("cross"));
-        kernel::made(&cache, &testing, |part| {
-            let apt = Apt::of_suite(part, SUITE)?;
-            apt.run(&["update"], guard)?;
-            // What the library needs comes with it; what rustc needs beside it (a C compiler) is this host's.
-            apt.run(
-                &["install", "--download-only", "--yes", "--no-install-recommends", RUST[0], HERD],
-                guard,
-            )?;
-            apt.run(&[&["download"], &RUST[1..]].concat(), guard)?;
-            apt.unpack(guard)
-        })
-        .with_context(|| format!("no rustc for 64-bit ARM, or no herd7, of Debian {SUITE}"))?;
-        kernel::made(&cache, &cross, |part| {
-            let apt = Apt::of_host(part)?;
-            let install = ["install", "--download-only", "--yes", "--no-install-recommends"];
-            apt.run(&[&install[..], &CROSS].concat(), guard)?;
-            apt.unpack(guard)
-        })
-        .context("no g++-aarch64-linux-gnu: run: sudo apt-get update")?;
+        let rust = || {
+            kernel::made(&cache, &testing, |part| {
+                let apt = Apt::of_suite(part, SUITE)?;
+                apt.run(&["update"], guard)?;
+                // What the library needs comes with it; what rustc needs beside it (a C compiler) is this host's.
+                apt.run(
+                    &["install", "--download-only", "--yes", "--no-install-recommends", RUST[0], HERD],
+                    guard,
+                )?;
+                apt.run(&[&["download"], &RUST[1..]].concat(), guard)?;
+                apt.unpack(guard)
+            })
+            .with_context(|| format!("no rustc for 64-bit ARM, or no herd7, of Debian {SUITE}"))
+        };
+        let compilers = || {
+            kernel::made(&cache, &cross, |part| {
+                let apt = Apt::of_host(part)?;
+                let install = ["install", "--download-only", "--yes", "--no-install-recommends"];
+                apt.run(&[&install[..], &CROSS].concat(), guard)?;
+                apt.unpack(guard)
+            })
+            .context("no g++-aarch64-linux-gnu: run: sudo apt-get update")
+        };
+        both(rust, compilers)?;
         let tools = Toolchain { folder: cache };
         tools.write_programs()?;
         Ok(tools)
