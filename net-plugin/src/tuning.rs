@@ -5,7 +5,7 @@
 //! of host memory, by a CPU. LL128 sends one sixteenth more than the payload, out of GPU memory, and its kernels take what
 //! arrives line by line, so a step of the ring begins before the message of the step before is complete.
 //!
-//! Over TCP, where a CPU copies all bytes at both ends, NCCL's model takes LL with eight channels up to 1 MiB.
+//! Over TCP, where a CPU copies all bytes at both ends, NCCL's model takes LL with eight channels up to 1 MiB, and the tree for two ranks.
 
 /// Which of NCCL's protocols a collective may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,25 +56,21 @@ const ROWS: [Row; 6] = [
 
 /// The table over TCP where NCCL's own kernels write host memory. Larger steps take what NCCL takes, without LL.
 ///
-/// Measured with nccl-tests, NCCL 2.30.7, on two H200 of one host with 0 to 8 `net-tcp-threads`, by protocol and number of channels
-/// (docs/benchmarks.md). All ranks go by one table, whatever threads their hosts have.
-const OVER_TCP: [Row; 4] = [
-    Row { step: 16 << 10, protocols: Protocols::All, channels: 1 },
-    Row { step: 32 << 10, protocols: Protocols::WithoutLl, channels: 1 },
-    Row { step: 512 << 10, protocols: Protocols::WithoutLl, channels: 2 },
-    Row { step: 4 << 20, protocols: Protocols::WithoutLl, channels: 4 },
-];
+/// Measured with nccl-tests, NCCL 2.30.7, on two H200 of one host: two ranks, and under MPS four ranks as two and as four nodes
+/// (docs/benchmarks.md). With one or two channels in place of NCCL's number, collectives of 128 KiB to 2 MiB took up to twice the time.
+const OVER_TCP: [Row; 1] = [Row { step: 16 << 10, protocols: Protocols::All, channels: 1 }];
 
-/// The table over TCP for collectives that pass all of their bytes from rank to rank, in one direction: broadcast and reduce.
-///
-/// Measured with nccl-tests' broadcast, NCCL 2.30.7, on one H200 with two ranks under MPS: above, no number of channels was faster than
-/// NCCL's. Not measured with more ranks, whose links are as busy.
-const CHAINED_OVER_TCP: [Row; 1] = [Row { step: 16 << 10, protocols: Protocols::All, channels: 1 }];
+/// Allreduces of two ranks over TCP with longer steps than those of [`OVER_TCP`] and at most this number of bytes take the ring with
+/// [`PAIR_CHANNELS`]. NCCL takes the tree, on which each rank waits for the whole way up and down, or more channels.
+const PAIR: usize = 1 << 20;
+
+/// Channels of the ring for [`PAIR`]: two to eight took the same time.
+const PAIR_CHANNELS: i32 = 4;
 
 /// A number that differs between builds that choose differently.
 pub fn revision() -> u64 {
     let text = format!(
-        "{ROWS:?} {OVER_TCP:?} {CHAINED_OVER_TCP:?} {MEASURED:?} {AROUND:?} {TREE} LL128 in its rows alone"
+        "{ROWS:?} {OVER_TCP:?} {PAIR} {PAIR_CHANNELS} {MEASURED:?} {AROUND:?} {TREE} LL128 in its rows alone"
     );
     crate::handle::sum(text.as_bytes())
 }
@@ -96,10 +92,15 @@ pub fn choose(bytes: usize, ranks: usize) -> Row {
 
 /// What it takes over TCP through host memory.
 pub fn choose_over_tcp(collective: Collective, bytes: usize, ranks: usize) -> Row {
-    match collective {
-        Collective::Other => row_of(&CHAINED_OVER_TCP, bytes, 1),
-        _ => row_of(&OVER_TCP, bytes, ranks),
-    }
+    // A broadcast passes all of its bytes from rank to rank, in one direction.
+    row_of(&OVER_TCP, bytes, if collective == Collective::Other { 1 } else { ranks })
+}
+
+/// Channels with which a collective over TCP is fastest on the ring without LL, if it is that. `ranks`: each a node.
+pub fn pair_takes_the_ring(collective: Collective, bytes: usize, ranks: usize) -> Option<i32> {
+    let is_long = choose_over_tcp(collective, bytes, ranks).protocols == Protocols::WithoutLl;
+    (collective == Collective::AllReduce && ranks == 2 && is_long && bytes / 2 <= PAIR)
+        .then_some(PAIR_CHANNELS)
 }
 
 fn row_of(rows: &[Row], bytes: usize, ranks: usize) -> Row {
@@ -109,7 +110,7 @@ fn row_of(rows: &[Row], bytes: usize, ranks: usize) -> Row {
 }
 
 /// Ranks for which LL goes around the ring. Two ranks leave NCCL nothing else to choose. With four ranks a step of the ring takes 6
-/// to 10 us and PAT, which has Simple alone, 60 us in all.
+/// to 10 us and PAT, which has Simple alone, 60 us in all. Over TCP an allreduce on the tree takes up to twice as long as on the ring.
 const AROUND: std::ops::RangeInclusive<usize> = 3..=4;
 
 /// Allreduces with steps of at most this number of bytes are faster on the tree than on the ring.
@@ -156,26 +157,35 @@ mod tests {
     }
 
     #[test]
-    fn over_tcp_short_collectives_take_ll_and_longer_ones_few_channels_without_it_a_broadcast_nccls() {
+    fn over_tcp_short_collectives_take_ll_with_one_channel_and_longer_ones_what_nccl_takes_without_ll() {
         use Protocols::{All, WithoutLl};
-        let of = |bytes| {
-            let row = choose_over_tcp(Collective::AllReduce, bytes, 2);
+        let of = |collective, bytes, ranks| {
+            let row = choose_over_tcp(collective, bytes, ranks);
             (row.protocols, row.channels)
         };
-        assert_eq!([8, 32 << 10].map(of), [(All, 1); 2]);
-        assert_eq!([(32 << 10) + 2, 64 << 10].map(of), [(WithoutLl, 1); 2]);
-        assert_eq!([(64 << 10) + 2, 1 << 20].map(of), [(WithoutLl, 2); 2]);
-        assert_eq!([(1 << 20) + 2, 8 << 20].map(of), [(WithoutLl, 4); 2]);
-        assert_eq!([(8 << 20) + 2, 1 << 30].map(of), [(WithoutLl, 0); 2]);
-        // Of a broadcast all bytes pass each link, in one direction.
-        let chained = |bytes| {
-            [2, 4].map(|ranks| {
-                let row = choose_over_tcp(Collective::Other, bytes, ranks);
-                (row.protocols, row.channels)
-            })
-        };
-        assert_eq!([8, 16 << 10].map(chained), [[(All, 1); 2]; 2]);
-        assert_eq!([(16 << 10) + 1, 1 << 30].map(chained), [[(WithoutLl, 0); 2]; 2]);
+        for ranks in [2, 4] {
+            for collective in [Collective::AllReduce, Collective::Gathered] {
+                assert_eq!([8, (16 << 10) * ranks].map(|bytes| of(collective, bytes, ranks)), [(All, 1); 2]);
+                let long = [(16 << 10) * ranks + ranks, 1 << 30];
+                assert_eq!(long.map(|bytes| of(collective, bytes, ranks)), [(WithoutLl, 0); 2]);
+            }
+            let chained = |bytes| of(Collective::Other, bytes, ranks);
+            assert_eq!([8, 16 << 10].map(chained), [(All, 1); 2]);
+            assert_eq!([(16 << 10) + 1, 1 << 30].map(chained), [(WithoutLl, 0); 2]);
+        }
+    }
+
+    #[test]
+    fn allreduces_of_middle_length_between_two_ranks_over_tcp_take_the_ring() {
+        use Collective::{AllReduce, Gathered, Other};
+        let (above_ll, longest) = ((32 << 10) + 2, 2 << 20);
+        assert_eq!([above_ll, longest].map(|bytes| pair_takes_the_ring(AllReduce, bytes, 2)), [Some(4); 2]);
+        assert_eq!(
+            [8, 32 << 10, longest + 2].map(|bytes| pair_takes_the_ring(AllReduce, bytes, 2)),
+            [None; 3]
+        );
+        assert_eq!([Gathered, Other].map(|other| pair_takes_the_ring(other, 1 << 20, 2)), [None; 2]);
+        assert_eq!([0, 1, 3, 4].map(|ranks| pair_takes_the_ring(AllReduce, 1 << 20, ranks)), [None; 4]);
     }
 
     #[test]
@@ -214,10 +224,6 @@ mod tests {
 
     #[test]
     fn the_table_ascends() {
-        assert!(
-            [&ROWS[..], &OVER_TCP, &CHAINED_OVER_TCP]
-                .iter()
-                .all(|rows| rows.is_sorted_by_key(|row| row.step))
-        );
+        assert!(ROWS.is_sorted_by_key(|row| row.step));
     }
 }

@@ -15,6 +15,8 @@ use crate::{path, plugin, tuning};
 const LL: usize = 0;
 /// The protocol `NCCL_PROTO_LL128`.
 const LL128: usize = 1;
+/// The protocol `NCCL_PROTO_SIMPLE`.
+const SIMPLE: usize = 2;
 /// The algorithm `NCCL_ALGO_TREE`.
 const TREE: usize = 0;
 /// The algorithm `NCCL_ALGO_RING`.
@@ -175,12 +177,9 @@ unsafe extern "C" fn info(
             false => unsafe { std::slice::from_raw_parts_mut(costs, algorithms * protocols) },
         };
         let collective = collective(function);
-        if known.over_tcp
-            && known.alone_on_nodes
-            && free
-            && tuning::ll_takes_the_tree(collective, bytes, known.ranks)
-        {
-            take_ll(costs, protocols, TREE);
+        let around_nodes = free && known.alone_on_nodes;
+        if known.over_tcp && around_nodes && tuning::ll_takes_the_tree(collective, bytes, known.ranks) {
+            take(costs, protocols, TREE, LL);
         }
         let mut choice = match known.gpu {
             true => tuning::choose(bytes, known.ranks),
@@ -188,12 +187,10 @@ unsafe extern "C" fn info(
         };
         match choice.protocols {
             Protocols::All => {
-                let around = free
-                    && known.gpu
-                    && known.alone_on_nodes
-                    && known.ll_on_host
+                let around = around_nodes
+                    && (known.ll_on_host || !known.gpu)
                     && tuning::ll_goes_around(collective, bytes, known.ranks);
-                if around && take_ll(costs, protocols, RING) {
+                if around && take(costs, protocols, RING, LL) {
                     choice.channels = 1;
                 }
             }
@@ -201,7 +198,15 @@ unsafe extern "C" fn info(
                 shun(costs, protocols, LL);
                 take_ll128(costs, protocols);
             }
-            Protocols::Ll128 | Protocols::WithoutLl => shun(costs, protocols, LL),
+            Protocols::Ll128 | Protocols::WithoutLl => {
+                shun(costs, protocols, LL);
+                let ring = tuning::pair_takes_the_ring(collective, bytes, known.ranks);
+                if let Some(channels) = ring.filter(|_| !known.gpu && around_nodes)
+                    && take(costs, protocols, RING, SIMPLE)
+                {
+                    choice.channels = channels;
+                }
+            }
         }
         // NCCL's model, which knows nothing of the copier's copies, takes LL128 for more where it is told a near place of the device.
         if free && choice.protocols != Protocols::Ll128 {
@@ -231,11 +236,11 @@ fn shun(costs: &mut [f32], protocols: usize, which: usize) {
     its.filter(|(_, cost)| **cost >= 0.0).for_each(|(_, cost)| *cost = DEAR);
 }
 
-/// Makes LL on the ring or on the tree the first choice in a table of costs, if it is there for the collective. False: it is not, and
+/// Makes a protocol on an algorithm the first choice in a table of costs, if it is there for the collective. False: it is not, and
 /// the table is as before.
-fn take_ll(costs: &mut [f32], protocols: usize, algorithm: usize) -> bool {
+fn take(costs: &mut [f32], protocols: usize, algorithm: usize, protocol: usize) -> bool {
     let row = costs.chunks_exact_mut(protocols.max(1)).nth(algorithm);
-    let Some(cost) = row.and_then(|row| row.get_mut(LL)).filter(|cost| **cost >= 0.0) else {
+    let Some(cost) = row.and_then(|row| row.get_mut(protocol)).filter(|cost| **cost >= 0.0) else {
         return false;
     };
     *cost = 0.0;
@@ -319,6 +324,37 @@ mod tests {
         assert!(!takes_ll(&shunned, 3));
     }
 
+    /// The costs of an allreduce after the choice, tree and ring by LL, LL128 and Simple, of 1 each before; and the channels, -1 before.
+    fn chosen(known: Known, bytes: usize) -> ([f32; 6], c_int) {
+        let (mut costs, mut channels) = ([1.0f32; 6], -1);
+        let context = std::ptr::without_provenance_mut(known.to_word());
+        // SAFETY: a table of two algorithms by three protocols, and a place for the channels.
+        let said = unsafe { info(context, 4, bytes, 1, costs.as_mut_ptr(), 2, 3, 0, &mut channels) };
+        assert_eq!(said, 0);
+        (costs, channels)
+    }
+
+    #[test]
+    fn over_tcp_allreduces_take_tree_and_ring_where_each_rank_is_a_node() {
+        let known = |ranks, alone_on_nodes| Known {
+            ranks,
+            alone_on_nodes,
+            ll128: false,
+            ll_on_host: true,
+            over_tcp: true,
+            gpu: false,
+        };
+        let [pair, four] = [2, 4].map(|ranks| known(ranks, true));
+        assert_eq!(chosen(pair, 8), ([0.0, DEAR, 1.0, 1.0, DEAR, 1.0], 1));
+        assert_eq!(chosen(pair, 256 << 10), ([DEAR, DEAR, 1.0, DEAR, DEAR, 0.0], 4));
+        assert_eq!(chosen(pair, 64 << 20), ([DEAR, DEAR, 1.0, DEAR, DEAR, 1.0], -1));
+        assert_eq!(chosen(four, 16 << 10), ([1.0, DEAR, 1.0, 0.0, DEAR, 1.0], 1));
+        assert_eq!(chosen(four, 256 << 10), ([DEAR, DEAR, 1.0, DEAR, DEAR, 1.0], -1));
+        // Two nodes of two.
+        assert_eq!(chosen(known(4, false), 16 << 10), ([1.0, DEAR, 1.0, 1.0, DEAR, 1.0], 1));
+        assert_eq!(chosen(known(2, false), 256 << 10), ([DEAR, DEAR, 1.0, DEAR, DEAR, 1.0], -1));
+    }
+
     #[test]
     fn ll128_is_taken_in_its_rows_alone_though_nccl_allows_it_because_a_device_is_near() {
         let known = Known {
@@ -329,15 +365,7 @@ mod tests {
             over_tcp: false,
             gpu: true,
         };
-        let costs_of = |bytes: usize| {
-            // Tree, ring: LL, LL128, Simple.
-            let mut costs = [1.0f32; 6];
-            let context = std::ptr::without_provenance_mut(known.to_word());
-            let none = std::ptr::null_mut();
-            // SAFETY: a table of two algorithms by three protocols, and no place for channels.
-            assert_eq!(unsafe { info(context, 4, bytes, 1, costs.as_mut_ptr(), 2, 3, 0, none) }, 0);
-            costs
-        };
+        let costs_of = |bytes: usize| chosen(known, bytes).0;
         assert_eq!(costs_of(8), [1.0, DEAR, 1.0, 1.0, DEAR, 1.0]);
         assert_eq!(costs_of(256 << 10), [DEAR, 1.0, 1.0, DEAR, 0.0, 1.0]);
         assert_eq!(costs_of(64 << 20), [DEAR, DEAR, 1.0, DEAR, DEAR, 1.0]);
@@ -400,15 +428,17 @@ mod tests {
     fn ll_is_the_first_choice_on_the_ring_or_on_the_tree_where_it_is_there() {
         // Tree, ring, another: LL, LL128, Simple.
         let mut costs = [1.0, -1.0, 3.0, 4.0, -1.0, 5.0, -1.0, -1.0, 2.0];
-        assert!(take_ll(&mut costs, 3, RING));
+        assert!(take(&mut costs, 3, RING, LL));
         assert_eq!(costs, [1.0, -1.0, 3.0, 0.0, -1.0, 5.0, -1.0, -1.0, 2.0]);
         assert!(takes_ll(&costs, 3));
-        assert!(take_ll(&mut costs, 3, TREE));
+        assert!(take(&mut costs, 3, TREE, LL));
         assert_eq!(costs[..4], [0.0, -1.0, 3.0, 0.0]);
         let mut out = [1.0, -1.0, 3.0, -1.0, -1.0, 5.0, -1.0, -1.0, 2.0];
         let before = out;
-        assert!(!take_ll(&mut out, 3, RING) && out == before, "{out:?}");
-        assert!(!take_ll(&mut [], 3, RING) && !take_ll(&mut [], 0, RING) && !take_ll(&mut [1.0], 1, RING));
+        assert!(!take(&mut out, 3, RING, LL) && out == before, "{out:?}");
+        assert!(
+            !take(&mut [], 3, RING, LL) && !take(&mut [], 0, RING, LL) && !take(&mut [1.0], 1, RING, SIMPLE)
+        );
     }
 
     #[test]
