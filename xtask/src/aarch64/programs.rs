@@ -38,8 +38,8 @@ const PACKAGES: &[&str] = &[
     "pushgate-tests",
 ];
 
-/// Integration tests of these packages that run, beside `endpoint`.
-const TESTS: &[&str] = &["device_api", "inlines", "nccl"];
+/// Integration tests of these packages that run.
+const TESTS: &[&str] = &["device_api", "endpoint", "inlines", "nccl"];
 
 /// How much longer than here a test may take.
 const SLOWER: u32 = 4;
@@ -173,15 +173,8 @@ pub fn run(bench: &mut Bench, tools: &Toolchain, emulator: &Path) -> Result<()> 
         cargo.args(packages.iter().flat_map(|package| ["--package", package])).args(what);
         programs::build_by(cargo, bench.guard)
     };
-    // A build of its own, so that all else is what packages are made of, and is compiled once for both.
-    let ungated = ["--no-run", "--features", "pushgate-tests/test-ungated", "--test", "endpoint"];
-    let mut tests = build("test", &["pushgate-tests"], &ungated)?;
     let named = TESTS.iter().flat_map(|name| ["--test", name]);
-    tests.extend(build(
-        "test",
-        PACKAGES,
-        &["--no-run", "--lib"].into_iter().chain(named).collect::<Vec<_>>(),
-    )?);
+    let tests = build("test", PACKAGES, &["--no-run", "--lib"].into_iter().chain(named).collect::<Vec<_>>())?;
     let commands = ["--lib", "--bin", "pushgate", "--bin", "nccl-caller", "--example", "allreduce"];
     let commands = build("zigbuild", PACKAGES, &commands)?;
     let command = |name: &str| -> Result<PathBuf> {

@@ -40,7 +40,8 @@ const PACKAGES: [&str; 4] = ["pushgate-cli", "pushgate-net-plugin", "pushgate-ni
 pub enum For {
     /// Users: as fast as they can be, and without what tests ask of a crate.
     Users,
-    /// Tests, together with their programs. For another architecture the compiler takes most of their time, so it optimises less.
+    /// Tests, together with their programs. For another architecture the compiler takes most of their time, so it optimises less, and
+    /// the engine has what its tests ask of it.
     Tests,
 }
 
