@@ -639,7 +639,8 @@ impl Waking for TcpLink {
     }
 
     fn prepare_sleep(&mut self) -> bool {
-        if self.deserted {
+        // A link that is being replaced brings nothing.
+        if self.deserted || self.ending != Ending::Open {
             return false;
         }
         if self.failed.is_some() || !self.is_joined() {

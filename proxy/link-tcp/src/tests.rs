@@ -586,6 +586,21 @@ fn p6_a_message_out_of_a_region_waits_until_the_peer_has_told_of_its_regions_ove
 }
 
 #[test]
+fn an_engine_may_sleep_while_a_broken_link_waits_for_the_next_one() {
+    let rig = Rig::new(1, None);
+    let mut pair = recovering(rig.pair(WAY));
+    assert!(pair[0].endpoint.break_link(), "another one is to take its place");
+    // The peer does nothing.
+    for _ in 0..200 {
+        rig.pass(&mut pair, 1_000);
+        pair[0].poll();
+        pair[0].endpoint.control();
+    }
+    assert_eq!((pair[0].endpoint.status(), pair[0].endpoint.counters().recovered), (None, 0));
+    assert!(!pair[0].endpoint.prepare_sleep());
+}
+
+#[test]
 fn p7_a_status_and_a_farewell_arrive_though_other_streams_end_before_them() {
     for seed in 1..60 {
         // Each stream is late by itself, so that the ends of some overtake the last words on the first one.
