@@ -2,7 +2,7 @@
 //! bells. The thread of an engine is the driver's loop; where the program drives the engine, `driven` calls the driver pass
 //! by pass. A second thread frees what queue pairs used that are gone.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -201,18 +201,29 @@ impl Driver {
     fn bells(&self, limit: Duration) -> (Vec<&Bell>, Vec<BorrowedFd<'_>>, Duration) {
         let bells = self.outside.iter().chain(self.machine.bells());
         let (bells, mut fds): (Vec<_>, Vec<_>) = bells.filter_map(|b| Some((b, b.fd()?))).unzip();
-        let quiet = self.machine.wakes(&mut fds);
-        (bells, fds, asleep_for(limit, quiet))
+        let (more, limit) = self.wakes(limit);
+        fds.extend(more);
+        (bells, fds, limit)
     }
 
     /// What wakes the engine, for a thread that does not keep the driver meanwhile, and how long of `limit` that thread may
     /// sleep. To be called after [`Driver::falls_asleep`].
     pub(super) fn wakers(&self, limit: Duration) -> std::io::Result<Wakers> {
         let bells = self.outside.iter().chain(self.machine.bells()).cloned().collect();
+        let (fds, limit) = self.wakes(limit);
+        let fds = fds.into_iter().map(|fd| fd.try_clone_to_owned()).collect::<std::io::Result<_>>()?;
+        Ok(Wakers { bell: self.bell.clone(), bells, fds, limit })
+    }
+
+    /// The descriptors of links that wake the engine, and for how long of `limit` at most it may sleep. Links over TCP have one
+    /// descriptor together, which is there once.
+    fn wakes(&self, limit: Duration) -> (Vec<BorrowedFd<'_>>, Duration) {
         let mut fds = Vec::new();
         let quiet = self.machine.wakes(&mut fds);
-        let fds = fds.into_iter().map(|fd| fd.try_clone_to_owned()).collect::<std::io::Result<_>>()?;
-        Ok(Wakers { bell: self.bell.clone(), bells, fds, limit: asleep_for(limit, quiet) })
+        fds.sort_unstable_by_key(AsRawFd::as_raw_fd);
+        fds.dedup_by_key(|fd| fd.as_raw_fd());
+        // Descriptors of a link wake it only for a while.
+        (fds, if quiet { limit.min(QUIET) } else { limit })
     }
 
     /// Takes what has rung. What rings for is found by the pass or the look at the work that follows.
@@ -269,11 +280,6 @@ impl Driver {
         }
         self.machine.free_abandoned(all);
     }
-}
-
-/// How long of `limit` an engine may sleep; `quiet`: descriptors of a link wake it only for a while.
-fn asleep_for(limit: Duration, quiet: bool) -> Duration {
-    if quiet { limit.min(QUIET) } else { limit }
 }
 
 /// What wakes an engine that sleeps, kept in place: the queue pairs may go meanwhile.
