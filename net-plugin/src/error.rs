@@ -1,15 +1,18 @@
 //! The error of a failed call of NCCL's: a code for NCCL and a sentence for the log.
 
+use std::any::Any;
 use std::fmt::{self, Display};
+use std::io;
 
 use pushgate::Error;
 use pushgate_core::refusal::Refusal;
 use pushgate_core::session::Status;
-use pushgate_driver_shim::{ShimError, abi};
+use pushgate_driver_shim::{ShimError, abi, limits};
 use pushgate_engine::endpoint::EndpointError;
 use pushgate_engine::engine::EngineError;
 use pushgate_engine::status::link_cause;
 use pushgate_link_verbs::VerbsError;
+use rustix::io::Errno;
 
 /// The values of `ncclResult_t` that this plugin returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,8 +45,16 @@ impl Failure {
     }
 
     /// Makes a closure for `map_err` that reports a failure of `what`.
-    pub fn system<E: Display>(what: impl Display) -> impl FnOnce(E) -> Self {
-        move |e| Failure::new(Code::System, format!("{what}: {e}"))
+    ///
+    /// Where the system refused a call by a limit, the text says what helps.
+    pub fn system<E: Display + 'static>(what: impl Display) -> impl FnOnce(E) -> Self {
+        move |e| {
+            let any: &dyn Any = &e;
+            let number = any.downcast_ref::<Errno>().map(|errno| errno.raw_os_error());
+            let number = number.or_else(|| any.downcast_ref::<io::Error>()?.raw_os_error());
+            let remedy = number.and_then(|number| limits::remedy(&io::Error::from_raw_os_error(number)));
+            Failure::new(Code::System, format!("{what}: {e}{}", limits::added(remedy)))
+        }
     }
 
     /// The failure that a queue pair's final status means for `end`.
@@ -129,6 +140,18 @@ impl From<ShimError> for Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_call_that_the_system_refused_by_a_limit_says_what_helps() {
+        for text in [
+            Failure::system("eventfd")(Errno::MFILE).text,
+            Failure::system("eventfd")(io::Error::from_raw_os_error(Errno::MFILE.raw_os_error())).text,
+        ] {
+            assert!(text.starts_with("eventfd: Too many open files") && text.contains("ulimit -n"), "{text}");
+        }
+        assert_eq!(Failure::system("eventfd")(Errno::PERM).text, format!("eventfd: {}", Errno::PERM));
+        assert_eq!(Failure::system("a GPU")("it is gone").text, "a GPU: it is gone");
+    }
 
     #[test]
     fn the_end_of_a_connection_names_the_reason_that_its_status_carries() {

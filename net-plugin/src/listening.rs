@@ -132,7 +132,7 @@ pub fn is_ours(stream: &Stream) -> bool {
     }
 }
 
-fn failed<E: std::fmt::Display>() -> impl FnOnce(E) -> Failure {
+fn failed<E: std::fmt::Display + 'static>() -> impl FnOnce(E) -> Failure {
     Failure::system("listening for connections")
 }
 

@@ -18,7 +18,7 @@ use pushgate_door::addresses::{Message, Reach, listen};
 use pushgate_door::linger::Lingered;
 use pushgate_door::{Counted, Door, Limits, PASSAGE, Purpose, Secret, Stream, Terms, pass};
 use pushgate_driver_shim::eventfd::EventFd;
-use pushgate_driver_shim::interrupt;
+use pushgate_driver_shim::{interrupt, limits};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt;
 
@@ -62,7 +62,7 @@ pub enum HostError {
         why: String,
     },
     /// A thread, what it waits for, or random numbers.
-    #[error("a thread for links over TCP: {0}")]
+    #[error("a thread for links over TCP: {0}{remedy}", remedy = limits::added(limits::of_thread(.0)))]
     Thread(io::Error),
     /// The setting `tcp-io` asks for io_uring.
     #[error("`tcp-io` is io-uring: {0}")]
@@ -139,12 +139,13 @@ impl Host {
         let stop = AtomicBool::new(false);
         let hurry = AtomicBool::new(false);
         let shared = Arc::new(Shared { waiting: Mutex::default(), tuning, stop, hurry, bell, door });
-        let theirs = shared.clone();
-        let accepting = spawn("pushgate-accept", move || accept(&theirs))?;
+        // This one first: it ends when `ending` is dropped, as it is if the other one can't be started.
         let (ending, ends) = channel();
         let theirs = shared.clone();
-        let closing = Some(spawn("pushgate-close", move || close_all(&ends, &theirs.hurry))?);
-        let (accepting, ending) = (Some(accepting), Some(ending));
+        let closing = spawn("pushgate-close", move || close_all(&ends, &theirs.hurry))?;
+        let theirs = shared.clone();
+        let accepting = spawn("pushgate-accept", move || accept(&theirs))?;
+        let (accepting, closing, ending) = (Some(accepting), Some(closing), Some(ending));
         let (key, lingered) = (hex(&key), Lingered::new(LINGER.0, LINGER.1));
         Ok(Arc::new(Host { shared, addresses, key, accepting, ending, closing, wires, lingered }))
     }
