@@ -70,11 +70,22 @@ impl Rank {
 }
 
 fn coll_comms(n: u32) -> Vec<Coll> {
+    coll_comms_without(n, None)
+}
+
+/// Of coll comms whose last rank can't reach the one that is named.
+fn coll_comms_without(n: u32, unreached: Option<usize>) -> Vec<Coll> {
     let (runtime, attempts) = (Runtime::of_a_test(WINDOW), Arc::new(Attempts::new()));
     let doors: Vec<_> = (0..n).map(|_| Door::new(runtime.clone(), 0).unwrap()).collect();
     let handles: Box<[_]> = doors.iter().map(|(_, handle)| *handle).collect();
+    // Of a door that is gone.
+    let nowhere = Door::new(runtime.clone(), 0).unwrap().1;
     let made = (0..).zip(&doors).map(|(rank, (door, _))| {
-        Coll::new((runtime.clone(), attempts.clone()), door, handles.clone(), rank).unwrap()
+        let mut handles = handles.clone();
+        if let Some(unreached) = unreached.filter(|_| rank + 1 == n) {
+            handles[unreached] = nowhere;
+        }
+        Coll::new((runtime.clone(), attempts.clone()), door, handles, rank).unwrap()
     });
     made.collect()
 }
@@ -241,6 +252,17 @@ fn p7_what_is_asked_of_a_rank_that_is_gone_fails_and_the_others_go_on() {
     let put = ranks[1].put(0, (0, 0, 8), ranks[1].signal(1, 1)).unwrap();
     ended(&ranks, 1, put).unwrap();
     progress_until(&ranks, || (ranks[0].seen(1) == 1).then_some(()));
+}
+
+#[test]
+fn p7_a_get_whose_answer_finds_no_way_back_fails_and_so_do_later_ones() {
+    let ranks: Vec<_> = coll_comms_without(2, Some(0)).into_iter().map(rank).collect();
+    for _ in 0..2 {
+        let get = ranks[0].get(1, (0, 0, 8));
+        let failure = ended(&ranks, 0, get).unwrap_err();
+        assert!(failure.text.contains("rank 1"), "{failure}");
+    }
+    assert!(ranks[0].contexts.has_failed() && ranks[1].contexts.has_failed());
 }
 
 #[test]

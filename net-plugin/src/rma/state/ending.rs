@@ -11,6 +11,7 @@ use crate::rma::incoming::Incoming;
 use crate::rma::landing::Inward;
 use crate::rma::means::Means;
 use crate::rma::memory::Memory;
+use crate::rma::outgoing::What;
 use crate::rma::requests::Cause;
 
 /// How long closing waits until other ranks have what was sent to them.
@@ -25,6 +26,7 @@ impl State {
         let in_order = peer.bye || matches!(&peer.reach, Reach::Live(outgoing) if outgoing.has_all());
         let ops = std::mem::take(&mut peer.ops);
         let mut waited = !ops.is_empty();
+        let unanswered = !peer.bye && ops.iter().any(|op| matches!(op.what, What::Reply { .. }));
         for request in ops.into_iter().filter_map(|op| op.request) {
             self.requests.fail(request, &cause);
         }
@@ -39,7 +41,13 @@ impl State {
                     std::mem::forget(outgoing);
                 }
             }
-            Reach::Dialing(mut handle) => means.attempts.abandon(&mut handle),
+            Reach::Dialing(mut handle) => {
+                means.attempts.abandon(&mut handle);
+                if unanswered {
+                    // No queue pair to it ends here, so its gets would wait for ever.
+                    self.incoming.iter().filter(|from| from.rank == Some(rank)).for_each(Incoming::abort);
+                }
+            }
             Reach::Unasked => {}
             Reach::Lost(_) => {
                 // It was said when the rank was lost, unless the rank had closed in order.

@@ -329,6 +329,9 @@ impl State {
                 }
                 let op = Op { what: What::Reply { get }, payload, bytes, sent: 0, request: None };
                 self.begin(means, rank, op);
+                if let Reach::Lost(cause) = &self.peers[rank as usize].reach {
+                    return refused(format!("gets of rank {rank} can't be answered: {}", cause.text));
+                }
             }
         }
         from.landings.push(landing);
