@@ -114,8 +114,9 @@ pub struct TcpLink {
     incoming: Vec<Incoming>,
     outgoing: Outgoing,
     inbox: Inbox,
-    meeting: Box<dyn Meeting>,
+    // Before the meeting: streams that no link has taken end by the host that the meeting keeps.
     next: Next,
+    meeting: Box<dyn Meeting>,
     terms: Terms,
     window: Mapped,
     sources: BTreeMap<u32, Source>,
